@@ -48,6 +48,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32768, help="positions a device has")
     parser.add_argument("--whole", type=int, default=131072, help="rows that one device computes")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--whole-repeats", type=int, help="calls of the whole, where not as many")
+    parser.add_argument("--seconds", type=float, default=3600, help="no case begins later")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hlo", type=Path, help="where the last program is written")
@@ -96,10 +98,10 @@ def gradients(attention: Callable[..., Any]) -> Callable[..., Any]:
 
 def milliseconds(function: Callable[..., Any], arrays: list[Any], repeats: int) -> float:
     times = []
-    for i in range(repeats + 2):
+    for i in range(repeats + 1):
         start = time.perf_counter()
         jax.block_until_ready(function(*arrays))
-        times += [1e3 * (time.perf_counter() - start)] if i >= 2 else []
+        times += [1e3 * (time.perf_counter() - start)] if i else []
     return statistics.median(times)
 
 
@@ -143,7 +145,8 @@ def measure(name: str, mesh: Any, arguments: argparse.Namespace) -> list[dict[st
         memory = compiled.memory_analysis()
         del arrays
         alone = inputs(fitting, heads, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-        ideal_ms = milliseconds(jax.jit(ideal), alone, arguments.repeats) / n
+        repeats = arguments.whole_repeats or arguments.repeats
+        ideal_ms = milliseconds(jax.jit(ideal), alone, repeats) / n
         ideal_ms *= operations(rows, whole) / operations(fitting, whole)
         del alone
         results.append(
@@ -162,7 +165,8 @@ def measure(name: str, mesh: Any, arguments: argparse.Namespace) -> list[dict[st
                 "gathers": " all-gather" in text,
             }
         )
-        print({x: y for x, y in results[-1].items() if x != "options"}, flush=True)
+        words = ("case", "work", "ms", "ideal_ms", "efficiency", "temp_bytes", "gathers")
+        print(*(f"{word} {results[-1][word]}" for word in words), flush=True)
     return results
 
 
@@ -171,16 +175,22 @@ def main() -> None:
     mesh = jax.make_mesh(
         (len(devices),), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
     )
-    results = [found for name in ARGUMENTS.only for found in measure(name, mesh, ARGUMENTS)]
-    if ARGUMENTS.json:
-        head = {
-            "device": devices[0].device_kind,
-            "devices": len(devices),
-            "jax": jax.__version__,
-            "dlattn": dlattn.__version__,
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        }
-        ARGUMENTS.json.write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
+    head = {
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "jax": jax.__version__,
+        "dlattn": dlattn.__version__,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    results: list[dict[str, Any]] = []
+    begin = time.monotonic()
+    for name in ARGUMENTS.only:
+        if time.monotonic() - begin > ARGUMENTS.seconds:
+            break
+        results += measure(name, mesh, ARGUMENTS)
+        if ARGUMENTS.json:
+            text = json.dumps({**head, "results": results}, indent=1)
+            ARGUMENTS.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Attention over several GPUs beside the ideal: one GPU's time for the whole, over their number.
 
     for n in 2 4; do
-        torchrun --nproc-per-node $n research/ring.py --json research/steps/ring-$n.json
-        torchrun --nproc-per-node $n research/ring.py --only causal --profile ring-$n.json.gz
+        torchrun --nproc-per-node $n research/ring.py --json ring-$n.json --profile traces-$n
     done
     torchrun --nproc-per-node 2 research/ring.py --device cpu --rows 256 --repeats 2
 
 Forward and backward in bfloat16, batch 1, head_dim 128, `--rows` positions a GPU. A figure is the
 slowest process's median; efficiency is the ideal over it. The ideal is measured on process 0 in the
 same run, and where the whole is longer than `--whole` rows, for that many and scaled by operations.
-The profile is process 0's trace of one call, in which NCCL's kernels are to lie beside those of
-attention; `peak_bytes` is what a call adds to the memory that its inputs take.
+`kernels` is from process 0's trace of one call: milliseconds of attention's kernels, of NCCL's, of
+all others, and those in which NCCL's run alone (`exposed`) or nothing does (`idle`); with --profile
+the traces are kept. `peak_bytes` is what a call adds to the memory that its inputs take.
 
 Unproven, as it has run on CPUs with gloo alone: that NCCL's messages overlap with attention and do
 not take too many of its SMs; that kernels for a GPU take each call of the ring (a key's bias for
@@ -20,9 +20,11 @@ ALiBi in the backward pass, sequences without queries or without keys); all figu
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -62,7 +64,7 @@ def inputs(rows: int, heads: tuple[int, int], device: Any) -> list[torch.Tensor]
 def milliseconds(function: Callable[[], Any], repeats: int, device: Any) -> float:
     """The median of calls, each between two events of the GPU or two times of the host."""
     times = []
-    for i in range(repeats + 2):
+    for i in range(repeats + 1):
         if dist.get_world_size() > 1:
             dist.barrier()
         if device.type == "cuda":
@@ -76,8 +78,65 @@ def milliseconds(function: Callable[[], Any], repeats: int, device: Any) -> floa
             start = time.perf_counter()
             function()
             took = 1e3 * (time.perf_counter() - start)
-        times += [took] if i >= 2 else []
+        times += [took] if i else []
     return statistics.median(times)
+
+
+def covered(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of spans of time, in their order."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def total(spans: list[tuple[float, float]]) -> float:
+    return sum(end - begin for begin, end in covered(spans)) / 1e3
+
+
+def kernels_of(trace: Path) -> dict[str, Any]:
+    """Milliseconds of a trace's kernels; see the top of this file."""
+    with gzip.open(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    kinds: dict[str, list[tuple[float, float]]] = {"attention": [], "nccl": [], "others": []}
+    others: dict[str, float] = {}
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        name, span = event["name"], (event["ts"], event["ts"] + event["dur"])
+        kind = "nccl" if "nccl" in name.lower() else "attention" if "dlattn" in name else "others"
+        kinds[kind].append(span)
+        if kind != "nccl":
+            short = name.replace("void ", "")[:90]
+            others[short] = others.get(short, 0.0) + event["dur"] / 1e3
+    busy = kinds["attention"] + kinds["others"]
+    everything = busy + kinds["nccl"]
+    longest = sorted(others.items(), key=lambda x: -x[1])[:10]
+    return {
+        **{kind: total(spans) for kind, spans in kinds.items()},
+        "exposed": total(everything) - total(busy),
+        "idle": (
+            max((x[1] for x in everything), default=0) - min((x[0] for x in everything), default=0)
+        )
+        / 1e3
+        - total(everything),
+        "longest": {name: round(ms, 3) for name, ms in longest},
+    }
+
+
+def profiled(call: Callable[[], Any], name: str, folder: Path | None) -> dict[str, Any]:
+    with torch.profiler.profile() as profile:
+        call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as spare:
+        into = Path(spare) if folder is None else folder
+        into.mkdir(parents=True, exist_ok=True)
+        trace = into / f"{name}-{dist.get_world_size()}.json.gz"
+        profile.export_chrome_trace(str(trace))
+        return kernels_of(trace)
 
 
 def starts_of(rows: int, parts: tuple[int, ...]) -> list[int]:
@@ -146,19 +205,20 @@ def measure(name: str, arguments: argparse.Namespace, device: Any) -> dict[str, 
     times = torch.tensor(milliseconds(call, arguments.repeats, device), device=device)
     slowest = times.clone()
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    if arguments.profile and rank == 0:
-        with torch.profiler.profile() as profile:
+    kernels: dict[str, Any] = {}
+    if device.type == "cuda":
+        dist.barrier()
+        if rank == 0:
+            kernels = profiled(call, name, arguments.profile)
+        else:
             call()
-        profile.export_chrome_trace(str(arguments.profile))
-    elif arguments.profile:
-        call()
     del own, call
     # The ideal: every process computes it, so that the barriers of `milliseconds` are met.
     fitting = min(rows, arguments.whole)
     whole = {x: y for x, y in options.items() if x not in ("mode", "order")}
     one_starts = starts_of(fitting, parts)
     one = step(whole_attention, inputs(fitting, heads, device), starts=one_starts, **whole)
-    took = milliseconds(one, arguments.repeats, device)
+    took = milliseconds(one, arguments.whole_repeats or arguments.repeats, device)
     took *= operations(starts, whole) / operations(one_starts, whole)
     return {
         "case": name,
@@ -171,7 +231,15 @@ def measure(name: str, arguments: argparse.Namespace, device: Any) -> dict[str, 
         "efficiency": took / n / float(slowest),
         "ideal_measured_rows": fitting,
         "peak_bytes": peak,
+        "kernels": kernels,
     }
+
+
+def summary(result: dict[str, Any]) -> str:
+    found = {x: y for x, y in result["kernels"].items() if x != "longest"}
+    times = {"ms": result["ms"], "ideal": result["ideal_ms"], **found}
+    words = " ".join(f"{x} {y:.2f}" for x, y in times.items())
+    return f"{result['case']}: {result['efficiency']:.3f} {words} peak {result['peak_bytes']}"
 
 
 def main() -> None:
@@ -180,29 +248,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32768, help="positions a process has")
     parser.add_argument("--whole", type=int, default=131072, help="rows that one GPU can compute")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--whole-repeats", type=int, help="calls of the whole, where not as many")
+    parser.add_argument("--seconds", type=float, default=3600, help="no case begins later")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--profile", type=Path, help="where process 0 writes a trace")
+    parser.add_argument("--profile", type=Path, help="folder of process 0's traces")
     arguments = parser.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu" if arguments.device == "cpu" else f"cuda:{rank}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    head = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "processes": dist.get_world_size(),
+        "torch": torch.__version__,
+        "dlattn": dlattn.__version__,
+    }
     results = []
+    begin = time.monotonic()
     for name in arguments.only:
+        late = torch.tensor(float(time.monotonic() - begin > arguments.seconds))
+        dist.all_reduce(late)
+        if late:
+            break
         results.append(measure(name, arguments, device))
         if rank == 0:
-            print({x: y for x, y in results[-1].items() if x != "options"}, flush=True)
-    if rank == 0 and arguments.json:
-        device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        head = {
-            "device": device_name,
-            "processes": dist.get_world_size(),
-            "torch": torch.__version__,
-            "dlattn": dlattn.__version__,
-        }
-        arguments.json.write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
+            print(summary(results[-1]), flush=True)
+        if rank == 0 and arguments.json:
+            arguments.json.write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -155,6 +155,28 @@ def whole_gradients(case: Case, given: dict[str, Any], dtype: Any, function: Any
     return [out.detach(), *torch.autograd.grad(out, wanted, given["dout"].to(dtype))]
 
 
+def imprecise(case: Case, given: dict[str, Any], found: list[Any]) -> list[str]:
+    """The whole results of GPUs that are farther from float64 than the case's dtype allows."""
+    import torch
+
+    on_host = {name: None if x is None else x.cpu() for name, x in given.items()}
+    want = whole_gradients(case, on_host, torch.float64, expected)
+    plain = None
+    if case.batch is not None:
+        plain = whole_gradients(case, given, getattr(torch, case.dtype), by_one_process)
+    assert len(found) == len(want)
+    wrong = []
+    for i, (x, y) in enumerate(zip(found, want, strict=True)):
+        assert x.shape == y.shape
+        error = float((x.double().cpu() - y).norm())
+        share = {"bfloat16": 1.5e-2, "float16": 2e-3, "float32": 2e-5}[case.dtype]
+        own = 0.0 if plain is None else float((plain[i].double().cpu() - y).norm())
+        bound = max(1.5 * own, share * float(y.norm()))
+        if not error <= bound:
+            wrong.append(f"result {i}: error {error:.3g}, bound {bound:.3g}, one GPU's {own:.3g}")
+    return wrong
+
+
 def by_one_process(case: Case, q: Any, k: Any, v: Any, sinks: Any, slopes: Any) -> Any:
     import dlattn.torch
 
@@ -173,13 +195,14 @@ def by_one_process(case: Case, q: Any, k: Any, v: Any, sinks: Any, slopes: Any) 
 class Problem:
     """A case on this process of a group: its shards, and what `ring_attention` makes of them."""
 
-    def __init__(self, case: Case, group: Any, seed: int) -> None:
+    def __init__(self, case: Case, group: Any, seed: int, device: Any = "cpu") -> None:
         import torch
 
         import dlattn.torch
 
         self.case, self.group = case, group
-        self.given = tensors(case, seed)
+        made = tensors(case, seed)
+        self.given = {name: None if x is None else x.to(device) for name, x in made.items()}
         cu_seqlens = None
         if case.batch is None:
             cu_seqlens = [sum(case.lengths[:i]) for i in range(len(case.lengths) + 1)]
@@ -227,11 +250,16 @@ class Problem:
             dist.all_reduce(found[3], group=self.group)
         return [out.detach(), *found]
 
+    def whole(self, x: Any) -> Any:
+        """All processes' parts of a result, as `tensors` has it."""
+        from dlattn.torch import unshard_sequence
+
+        x = unshard_sequence(x, dim=self.dim, **self.sharded)
+        return x[None] if self.case.batch is None else x
+
     def errors(self) -> list[str]:
         """Those results that are not as precise as they must be."""
         import torch
-
-        from dlattn.torch import unshard_sequence
 
         want = whole_gradients(self.case, self.given, torch.float64, expected)
         found = self.results()
@@ -241,8 +269,7 @@ class Problem:
             dtype = getattr(torch, self.case.dtype)
             plain = whole_gradients(self.case, self.given, dtype, by_one_process)
         for i, name in enumerate(("out", "dq", "dk", "dv", "dsinks")[: len(found)]):
-            own = unshard_sequence(found[i], dim=self.dim, **self.sharded) if i < 4 else found[i]
-            own = own[None] if self.case.batch is None and i < 4 else own
+            own = self.whole(found[i]) if i < 4 else found[i]
             largest = max(1.0, float(want[i].abs().max()))
             bound = {"float64": 3e-6, "float32": 6e-6}.get(self.case.dtype, 0.0) * largest
             if plain is not None:

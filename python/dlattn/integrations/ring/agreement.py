@@ -62,8 +62,7 @@ def agreed(
 ) -> list[int | None]:
     """The rows of every process, None where they are not known; raises if the calls differ.
 
-    NCCL wants all processes at the first messages of a group, which is one more reason to compare
-    at the first call.
+    The first call of a group compares in any case, and lets its devices meet.
     """
     if group.n == 1 or (not check and group.group in _MET):
         if refused is not None:
@@ -86,7 +85,9 @@ def agreed(
                     f"{name} is {_shown(name, ours)} on this process, {group.rank}, and "
                     f"{_shown(name, other)} on process {rank}; accepted: the same on all processes"
                 )
-    _MET.add(group.group)
+    if group.group not in _MET:
+        group.meet(device)
+        _MET.add(group.group)
     return [numbers[1] for numbers in found]
 
 

@@ -53,6 +53,13 @@ class Group:
         ]
         return Messages(operations)
 
+    def meet(self, device: torch.device) -> None:
+        """Let all processes take part in a message between devices of this kind.
+
+        NCCL wants that of a group's first messages, and those of a step may leave processes out.
+        """
+        dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+
     def all_numbers(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """The numbers of every process. The host waits, for a GPU only without a CPU backend."""
         kinds = {kind.type for kind in self.group._device_types}
