@@ -5,9 +5,10 @@
     done
     torchrun --nproc-per-node 2 research/ring.py --device cpu --rows 256 --repeats 2
 
-Forward and backward in bfloat16, batch 1, head_dim 128, `--rows` positions a GPU. A figure is the
-slowest process's median; efficiency is the ideal over it. The ideal is measured on process 0 in the
-same run, and where the whole is longer than `--whole` rows, for that many and scaled by operations.
+Forward and backward in bfloat16, batch 1, head_dim 128, `--rows` positions a GPU, `--calls` calls
+one after the other. A figure is the slowest process's median; efficiency is the ideal over it. The
+ideal is the mean of all GPUs, measured in the same run, all of them computing the whole at the same
+time; where it is longer than `--whole` rows, it is that many, scaled by operations.
 `kernels` is from process 0's trace of one call: milliseconds of attention's kernels, of NCCL's, of
 all others, and those in which NCCL's run alone (`exposed`) or nothing does (`idle`); with --profile
 the traces are kept. `peak_bytes` is what a call adds to the memory that its inputs take.
@@ -61,25 +62,36 @@ def inputs(rows: int, heads: tuple[int, int], device: Any) -> list[torch.Tensor]
     return [torch.randn(rows, h, HEAD_DIM, device=device, dtype=dtype) for h in sizes]
 
 
-def milliseconds(function: Callable[[], Any], repeats: int, device: Any) -> float:
-    """The median of calls, each between two events of the GPU or two times of the host."""
+def milliseconds(function: Callable[[], Any], calls: int, repeats: int, device: Any) -> float:
+    """The median of repeats; each is a call's share of `calls` one after the other, as in a model.
+
+    All processes begin together, and wait for the GPU at the end alone.
+    """
     times = []
     for i in range(repeats + 1):
         if dist.get_world_size() > 1:
             dist.barrier()
+        start = time.perf_counter()
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
+        for _ in range(calls):
             function()
+        took = 1e3 * (time.perf_counter() - start)
+        if device.type == "cuda":
             end.record()
             end.synchronize()
             took = begin.elapsed_time(end)
-        else:
-            start = time.perf_counter()
-            function()
-            took = 1e3 * (time.perf_counter() - start)
-        times += [took] if i else []
+        times += [took / calls] if i else []
     return statistics.median(times)
+
+
+def of_all(value: float, device: Any) -> list[float]:
+    """The value of every process."""
+    own = torch.tensor(value, device=device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return [float(x) for x in found]
 
 
 def covered(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -202,9 +214,7 @@ def measure(name: str, arguments: argparse.Namespace, device: Any) -> dict[str, 
         before = torch.cuda.memory_allocated()
     call()
     peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
-    times = torch.tensor(milliseconds(call, arguments.repeats, device), device=device)
-    slowest = times.clone()
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    times = of_all(milliseconds(call, arguments.calls, arguments.repeats, device), device)
     kernels: dict[str, Any] = {}
     if device.type == "cuda":
         dist.barrier()
@@ -218,17 +228,20 @@ def measure(name: str, arguments: argparse.Namespace, device: Any) -> dict[str, 
     whole = {x: y for x, y in options.items() if x not in ("mode", "order")}
     one_starts = starts_of(fitting, parts)
     one = step(whole_attention, inputs(fitting, heads, device), starts=one_starts, **whole)
-    took = milliseconds(one, arguments.whole_repeats or arguments.repeats, device)
-    took *= operations(starts, whole) / operations(one_starts, whole)
+    took = milliseconds(one, 1, arguments.whole_repeats or arguments.repeats, device)
+    scale = operations(starts, whole) / operations(one_starts, whole) / n
+    ideals = of_all(took * scale, device)
     return {
         "case": name,
         "num_heads": heads[0],
         "num_heads_kv": heads[1],
         "rows_per_process": arguments.rows,
         "options": {**options, "cu_seqlens": starts},
-        "ms": float(slowest),
-        "ideal_ms": took / n,
-        "efficiency": took / n / float(slowest),
+        "ms": max(times),
+        "ideal_ms": statistics.mean(ideals),
+        "efficiency": statistics.mean(ideals) / max(times),
+        "ms_of_each": times,
+        "ideal_ms_of_each": ideals,
         "ideal_measured_rows": fitting,
         "peak_bytes": peak,
         "kernels": kernels,
@@ -248,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32768, help="positions a process has")
     parser.add_argument("--whole", type=int, default=131072, help="rows that one GPU can compute")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--calls", type=int, default=3, help="calls that are timed together")
     parser.add_argument("--whole-repeats", type=int, help="calls of the whole, where not as many")
     parser.add_argument("--seconds", type=float, default=3600, help="no case begins later")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))

@@ -20,7 +20,6 @@ from typing import Any
 from ring_cases import CASES, Case, Problem, imprecise
 
 TIMEOUT = 60.0  # seconds, of a group, for processes that others leave alone
-ENDED_WITHIN = 45.0  # seconds, for processes that wait for one that has ended
 SAME_BITS = ("rfa_zigzag", "packed_window", "te_sinks", "te_all_to_all", "te_packed_causal")
 # The first ones have processes without rows, and so without messages, at a group's first call.
 SUBJECTS = sorted(CASES, key=lambda name: not name.startswith("no_tokens"))

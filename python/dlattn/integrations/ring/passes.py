@@ -14,18 +14,14 @@ from typing import Any
 
 import torch
 
-import dlattn
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring import calls
 from dlattn.integrations.ring.calls import Problem
 from dlattn.integrations.ring.communication import Messages
 from dlattn.integrations.ring.schedule import Step
 from dlattn.integrations.ring.sharding import take_rows
+from dlattn.integrations.ring.sums import Gradient, States, sum_dtype
 from dlattn.integrations.torch.gradients import with_rows_side_by_side
-
-
-def sum_dtype(x: torch.Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def gradient_dtype(x: torch.Tensor, step: Step) -> torch.dtype:
@@ -76,27 +72,13 @@ class _Ring:
         return messages, received
 
 
-def _merge(
-    problem: Problem, whole: tuple[torch.Tensor, torch.Tensor], part: tuple[Any, ...]
-) -> None:
-    rows, out, lse = part
-    into = problem.rows(whole[0], rows), whole[1].narrow(-1, rows[0], rows[1] - rows[0])
-    outs, lses = [into[0], out.to(into[0].dtype)], [into[1], lse]
-    if problem.packed:
-        outs, lses = [x[None] for x in outs], [x[None] for x in lses]
-    merged = dlattn.merge_states(outs, lses, layout=problem.layout)
-    for x, found in zip(into, merged, strict=True):
-        x.copy_(found[0] if problem.packed else found)
-
-
-def _add_sinks(
-    problem: Problem, out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor
-) -> torch.Tensor:
-    """Let the sinks join the denominator, once, behind all keys. Returns the new lse."""
-    total = torch.logaddexp(lse, sinks[:, None])
-    weights = torch.where(lse == -torch.inf, 0.0, (lse - total).exp())
-    out.mul_(problem.by_row(weights).to(out.dtype))
-    return total
+def _add_sinks(problem: Problem, states: States, q: torch.Tensor, sinks: torch.Tensor) -> None:
+    """Let the sinks join the denominator: a state of their own, whose values are zeros."""
+    out, lse = states.empty((0, q.shape[problem.row_dim]))
+    largest = torch.finfo(torch.float32).max  # a state whose lse is +inf would count as empty
+    states.add(
+        (0, lse.shape[-1]), out, sinks.clamp(max=largest)[:, None].expand_as(lse).contiguous()
+    )
 
 
 def _sink_gradients(
@@ -120,23 +102,19 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out in q's dtype, and lse over all keys of all processes."""
     ring = _Ring(problem)
-    row_dim = problem.row_dim
-    out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=sum_dtype(q))
-    heads = [x for i, x in enumerate(q.shape[:-1]) if i != row_dim]
-    lse = q.new_full((*heads, q.shape[row_dim]), -torch.inf, dtype=torch.float32)
+    states = States(problem, q, v.shape[-1])
     _, keys = ring.send_keys(0, [k, v])
     for s, step in enumerate(ring.steps):
         messages, arriving = ring.send_keys(s + 1, [k, v])
         try:
             for call in step.calls:
-                part = calls.forward(problem, call, q, keys[0], keys[1], slopes)
-                _merge(problem, (out, lse), part)
+                states.add(*calls.forward(problem, call, q, keys[0], keys[1], slopes))
         finally:  # the next call's messages must not meet these
             messages.wait()
         keys = arriving
     if sinks is not None:
-        lse = _add_sinks(problem, out, lse, sinks)
-    return out.to(q.dtype), lse
+        _add_sinks(problem, states, q, sinks)
+    return states.result()
 
 
 def backward(
@@ -151,41 +129,43 @@ def backward(
 ) -> list[torch.Tensor]:
     """dq, dk and dv, summed in fp32 and then rounded."""
     ring = _Ring(problem)
-    dq = torch.zeros_like(q, dtype=sum_dtype(q))
-    own = [torch.zeros_like(x, dtype=sum_dtype(x)) for x in (k, v)]
+    dq = Gradient(problem, q, sum_dtype(q))
+    own = [Gradient(problem, x, sum_dtype(x)) for x in (k, v)]
     _, keys = ring.send_keys(0, [k, v])
-    returning, returned = Messages([]), own[:0]
+    returning, returned = Messages([]), [k, v][:0]
     for s, step in enumerate(ring.steps):
         messages, arriving = ring.send_keys(s + 1, [k, v])
         try:
-            shares = [torch.zeros_like(x, dtype=gradient_dtype(x, step)) for x in keys]
+            shares = [Gradient(problem, x, gradient_dtype(x, step)) for x in keys]
             for call in step.calls:
                 q_rows, k_rows, found = calls.backward(
                     problem, call, dout, q, keys[0], keys[1], out, lse, slopes
                 )
-                problem.rows(dq, q_rows).add_(found.dq)
+                dq.add(q_rows, found.dq)
                 for x, share in zip(shares, (found.dk, found.dv), strict=True):
-                    problem.rows(x, k_rows).add_(share)
+                    x.add(k_rows, share)
         finally:
             returning.wait()
             messages.wait()
+        ours = [x.total() for x in shares]
         if s == 0:
-            returned = shares
+            returned = ours
         else:
             _add(problem, own, returned, ring.theirs[s - 1])
-            returning, returned = ring.send_gradients(s, shares, [k, v])
+            returning, returned = ring.send_gradients(s, ours, [k, v])
         keys = arriving
+    rounded = dq.total().to(q.dtype)  # while the last gradients travel
     returning.wait()
     _add(problem, own, returned, ring.theirs[-1])
-    return [x.to(q.dtype) for x in (dq, *own)]
+    return [rounded, *(x.total().to(q.dtype) for x in own)]
 
 
-def _add(problem: Problem, own: list[torch.Tensor], shares: list[torch.Tensor], step: Step) -> None:
+def _add(problem: Problem, own: list[Gradient], shares: list[torch.Tensor], step: Step) -> None:
     """Add gradients of the rows of a step where these rows are ours."""
     for x, share in zip(own, shares, strict=True):
         row = 0
         for begin, end in step.rows:
-            problem.rows(x, (begin, end)).add_(problem.rows(share, (row, row + end - begin)))
+            x.add((begin, end), problem.rows(share, (row, row + end - begin)))
             row += end - begin
 
 
