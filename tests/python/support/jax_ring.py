@@ -219,7 +219,7 @@ def check_program(name: str, case: Case, traced: Any, lowered: Any, compiled: An
     assert f"deterministic = {int(asked)} : i64" in lowered.as_text(), name
     if name == "causal":  # the next keys are sent before those that are there are computed
         events = "".join(events_of(traced.jaxpr.jaxpr))
-        assert events == "ppcppcppcc" + "ppcppcppppcppcpp", events
+        assert events == "pcpcpcc" + "pcpcppcpcp", events
 
 
 def events_of(jaxpr: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ Source: Liu, Zaharia, Abbeel. Ring attention with blockwise transformers. arXiv:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -87,14 +88,23 @@ class Ring(NamedTuple):
         """An array like lse, to be multiplied with one like out."""
         return (x.swapaxes(1, 2) if self.layout == "bshd" else x)[..., None]
 
-    def send(self, step: Step, x: Any, *, back: bool = False) -> Any:
-        """x from the devices that have a step's keys to those that need them, or `back`."""
+    def send(self, step: Step, arrays: Sequence[Any], *, back: bool = False) -> list[Any]:
+        """Arrays from the devices that have a step's keys to those that need them, or `back`.
+
+        They are one message, as XLA computes beside one at a time and waits for others.
+        """
+        if step.shift == 0 or not arrays:
+            return list(arrays)
         both = [((rank - step.shift) % self.n, rank) for rank in step.receivers]
         pairs = [(b, a) for a, b in both] if back else both
-        return x if step.shift == 0 else jax.lax.ppermute(x, self.axis, pairs)
+        flat = jnp.concatenate([x.reshape(-1) for x in arrays])
+        flat = jax.lax.ppermute(flat, self.axis, pairs)
+        ends = list(accumulate(x.size for x in arrays))
+        parts = jnp.split(flat, ends[:-1])
+        return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def arriving(self, step: Step, operands: Operands) -> Any:
-        return tuple(self.send(step, self.take(name, operands[name], step.rows)) for name in "kv")
+        return tuple(self.send(step, [self.take(x, operands[x], step.rows) for x in "kv"]))
 
 
 def sum_dtype(x: Any) -> Any:
@@ -280,8 +290,8 @@ def backward(ring: Ring, operands: Operands, needs: Names) -> dict[str, Any]:
         found = _by_kind(ring, step, run, q, keys, given, {**rest, **shares})
         if on_way:
             sums = _add(ring, sums, *on_way.pop())
-        returning = {name: ring.send(step, found[name], back=True) for name in shares}
-        on_way.append((step, returning))
+        returning = ring.send(step, [found[name] for name in shares], back=True)
+        on_way.append((step, dict(zip(shares, returning, strict=True))))
         return {**sums, **{name: found[name] for name in rest}}
 
     if asked:
