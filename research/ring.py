@@ -278,6 +278,7 @@ def main() -> None:
         "processes": dist.get_world_size(),
         "torch": torch.__version__,
         "dlattn": dlattn.__version__,
+        "high_priority": os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0"),
     }
     results = []
     begin = time.monotonic()
