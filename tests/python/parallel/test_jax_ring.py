@@ -24,6 +24,12 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import dlattn.jax as face  # noqa: E402
 
+QUICK_TO_COMPILE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+
 
 def positions_of(length: int, n: int, rank: int, order: str) -> list[int]:
     return [p for rows in shards.positions(length, n, rank, order) for p in range(*rows)]
@@ -151,7 +157,7 @@ def test_over_four_devices() -> None:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": path,
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # quick to compile
+        "XLA_FLAGS": " ".join(QUICK_TO_COMPILE),
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "jax_ring.py")],
