@@ -89,6 +89,26 @@ def wrong_arguments(group: Any) -> list[str]:
     return wrong + _refused("x requires grad", lambda: unshard_sequence(leaf, group))
 
 
+def devices_meet(group: Any) -> list[str]:
+    """All processes take part in a group's first message, without rows too, and then no more."""
+    own = dist.new_group(list(range(dist.get_world_size(group))))
+    met: list[str] = []
+    reduce = dist.all_reduce
+
+    def counted(x: torch.Tensor, **options: Any) -> Any:
+        met.append(x.device.type)
+        return reduce(x, **options)
+
+    dist.all_reduce = counted  # type: ignore[assignment]
+    try:
+        for check in (False, True):
+            x = [shard_sequence(y, own) for y in _inputs(3)]
+            ring_attention(*x, group=own, check=check)
+    finally:
+        dist.all_reduce = reduce
+    return [] if met == ["cpu"] else [f"all processes met on {met}"]
+
+
 def double_backward(group: Any) -> list[str]:
     x = [y.requires_grad_() for y in _inputs()]
     out = ring_attention(*x, group=group)
@@ -201,6 +221,7 @@ FAULTS: dict[str, Callable[[Any], list[str]]] = {
         mixed_dtypes,
         calls_that_differ,
         wrong_arguments,
+        devices_meet,
         double_backward,
         same_bits,
         accumulation,

@@ -78,6 +78,7 @@ class Messages:
 
     def wait(self) -> None:
         """Order all that follows behind them: the host waits for a CPU's, a stream for a GPU's."""
-        for work in self._works:
+        works, self._works = self._works, []
+        for work in works:  # none of them twice: one that has failed may not end again
             work.wait()
-        self._works, self._operations = [], []
+        self._operations = []
