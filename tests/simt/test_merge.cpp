@@ -139,7 +139,7 @@ void rewrite(const All<T>& all) {
 }
 
 template <typename T>
-void run(simt::Tests* tests, const MergeCase& c) {
+void run(simt::Tests* tests, const MergeCase& c, bool aligned) {
   const Parts<T> parts = make_parts<T>(c);
   simt::Tensor<T> out;
   simt::Tensor<float> lse;
@@ -147,6 +147,7 @@ void run(simt::Tests* tests, const MergeCase& c) {
   simt::allocate(&lse, simt::Layout::kBshd, c.batch_size, c.num_heads, c.seqlen_q, 1);
   const dlattn::MergeParams params = make_merge_params(c, parts, out, lse);
   dlattn::core::validate(params);
+  if (aligned && !dlattn::merge::row_per_warp::rows_are_aligned(params, sizeof(T))) return;
   std::string trouble;
   const All<T> all{parts, out, lse};
   for (const simt::Schedule schedule : simt::schedules()) {
@@ -154,13 +155,14 @@ void run(simt::Tests* tests, const MergeCase& c) {
     simt::Launch launch{dim3(c.num_blocks), dim3(dlattn::merge::row_per_warp::kNumThreads), 0,
                         schedule};
     simt::start_early(&launch, all);
-    simt::launch(launch, [&] { dlattn::merge::row_per_warp::kernel<T>(params); });
+    simt::launch(launch, [&] { dlattn::merge::row_per_warp::kernel<T>(params, aligned); });
     if (!out.gaps_intact() || !lse.gaps_intact()) trouble = "a write outside out or lse";
   }
   const std::string name = std::string("merge ") + dlattn::to_string(params.out.dtype) + " " +
                            std::to_string(c.num_states) + " parts, b" +
                            std::to_string(c.batch_size) + " q" + std::to_string(c.seqlen_q) + " h" +
-                           std::to_string(c.num_heads) + " d" + std::to_string(c.head_dim_v);
+                           std::to_string(c.num_heads) + " d" + std::to_string(c.head_dim_v) +
+                           (aligned ? " aligned" : "");
   tests->report(name, compare(c, parts, out, lse), params.out.dtype, trouble);
 }
 
@@ -174,9 +176,11 @@ int main() {
       {32, 1, 3, 2, 128, 40}, {7, 1, 11, 2, 256, 2, simt::Layout::kPacked},
   };
   for (const MergeCase& c : cases) {
-    run<half>(&tests, c);
-    run<__nv_bfloat16>(&tests, c);
-    run<float>(&tests, c);
+    for (const bool aligned : {false, true}) {
+      run<half>(&tests, c, aligned);
+      run<__nv_bfloat16>(&tests, c, aligned);
+      run<float>(&tests, c, aligned);
+    }
   }
   return tests.finish();
 }

@@ -4,8 +4,8 @@
 // out_n.
 //
 // A warp per row of out (one query of one head). Lane n holds part n's lse, hence at most 32 parts;
-// weights are broadcast by shuffles while the lanes walk along the row. No shared memory, no
-// barriers.
+// weights are broadcast by shuffles while the lanes walk along the row, kCount columns each. No
+// shared memory, no barriers.
 
 #include <cstdint>
 
@@ -29,11 +29,56 @@ struct Row {
 
 // Rows in the order of a contiguous out, [batch_size, seqlen_q, num_heads].
 __device__ __forceinline__ Row row_at(const MergeParams& p, std::int64_t index) {
+  if (static_cast<std::uint64_t>(index) >> 32 == 0) {  // quicker
+    const auto i = static_cast<std::uint32_t>(index);
+    const auto num_heads = static_cast<std::uint32_t>(p.num_heads);
+    const std::uint32_t position = i / num_heads;
+    const auto seqlen_q = static_cast<std::uint32_t>(p.seqlen_q);
+    return {position / seqlen_q, position % seqlen_q, i % num_heads};
+  }
   const std::int64_t position = index / p.num_heads;
   return {position / p.seqlen_q, position % p.seqlen_q, index % p.num_heads};
 }
 
+// Elements of a row of part n.
 template <typename T>
+__device__ __forceinline__ const T* part_of(const MergeParams& p, const Row& row, int n) {
+  return static_cast<const T*>(p.outs[n].data) + row.batch * p.outs[n].batch_stride +
+         row.query * p.outs[n].row_stride + row.head * p.outs[n].head_stride;
+}
+
+// kCount neighbouring columns of a row, from all parts. Several parts are asked for before the
+// first one is added: what the kernel takes is the time of loads, one after the other.
+template <int kCount, typename T>
+__device__ __forceinline__ void merge_columns(const MergeParams& p, const Row& row, float weight,
+                                              std::int64_t column, float (&acc)[kCount]) {
+  constexpr int kTogether = 4;
+  static_assert(32 % kTogether == 0, "a lane has every part's weight");
+  using Columns = tile::Vec<T, kCount>;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
+  for (int first = 0; first < p.num_states; first += kTogether) {
+    Columns columns[kTogether];
+    float weights[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      // All lanes take part in every shuffle. An empty part may hold anything, and weighs 0, as a
+      // part does that there is not.
+      weights[j] = __shfl_sync(tile::kFullMask, weight, first + j);
+      if (column >= p.head_dim_v) weights[j] = 0.0f;
+      if (weights[j] == 0.0f) continue;
+      columns[j] = *reinterpret_cast<const Columns*>(part_of<T>(p, row, first + j) + column);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (weights[j] == 0.0f) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] += weights[j] * tile::to_float(columns[j].x[i]);
+    }
+  }
+}
+
+template <typename T, int kCount>
 __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, int lane_idx) {
   float lse = -INFINITY;
   if (lane_idx < p.num_states) {
@@ -50,19 +95,14 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
 
   T* out = static_cast<T*>(p.out.data) + row.batch * p.out.batch_stride +
            row.query * p.out.row_stride + row.head * p.out.head_stride;
-  // All lanes take part in every shuffle, so they walk in step.
-  for (std::int64_t first = 0; first < p.head_dim_v; first += 32) {
-    const std::int64_t column = first + lane_idx;
-    float acc = 0.0f;
-    for (int n = 0; n < p.num_states; ++n) {
-      const float part_weight = __shfl_sync(tile::kFullMask, weight, n);
-      if (part_weight == 0.0f || column >= p.head_dim_v)
-        continue;  // an empty part may hold anything
-      const T* part = static_cast<const T*>(p.outs[n].data) + row.batch * p.outs[n].batch_stride +
-                      row.query * p.outs[n].row_stride + row.head * p.outs[n].head_stride;
-      acc += part_weight * tile::to_float(part[column]);
-    }
-    if (column < p.head_dim_v) out[column] = tile::from_float<T>(acc * scale);
+  for (std::int64_t first = 0; first < p.head_dim_v; first += 32 * kCount) {
+    const std::int64_t column = first + lane_idx * kCount;
+    float acc[kCount];
+    merge_columns<kCount, T>(p, row, weight, column, acc);
+    if (column >= p.head_dim_v) continue;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) acc[i] *= scale;
+    tile::store(out + column, acc);
   }
   if (lane_idx == 0) {
     p.lse.data[row.batch * p.lse.batch_stride + row.head * p.lse.head_stride + row.query] =
@@ -70,14 +110,21 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
   }
 }
 
+// `aligned`: rows_are_aligned().
 template <typename T>
-__global__ void __launch_bounds__(kNumThreads) kernel(const __grid_constant__ MergeParams params) {
+__global__ void __launch_bounds__(kNumThreads)
+    kernel(const __grid_constant__ MergeParams params, const __grid_constant__ bool aligned) {
   const std::int64_t num_rows = params.batch_size * params.seqlen_q * params.num_heads;
   ptx::wait_for_grids_ahead();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kNumWarps;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kNumWarps + threadIdx.x / 32;
        i < num_rows; i += step) {
-    merge_row<T>(params, row_at(params, i), threadIdx.x % 32);
+    const Row row = row_at(params, i);
+    if (aligned) {
+      merge_row<T, kVector>(params, row, threadIdx.x % 32);
+    } else {
+      merge_row<T, 1>(params, row, threadIdx.x % 32);
+    }
   }
 }
 
