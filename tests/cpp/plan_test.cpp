@@ -315,6 +315,44 @@ void large_heads() {
   }
 }
 
+// Nor where a window hides most keys, which memory then does not bound, nor where memory bounds
+// all.
+void never_the_ladder_of_few_keys() {
+  for (const DeviceInfo& device : gpus()) {
+    for (const int head_dim : {64, 128, 256}) {
+      for (const std::int64_t seqlen_q : {1, 16, 200, 1024}) {
+        for (const std::int64_t window : {-1, 64, 1024}) {
+          for (const std::int64_t batch_size : {1, 8, 64}) {
+            AttentionParams p = problem(DType::kBFloat16, head_dim);
+            p.batch_size = batch_size, p.causal = Causal::kBottomRight;
+            p.seqlen_q = seqlen_q, p.seqlen_k = 65536, p.window_left = window;
+            const Plan plan = dlattn::plan(p, device);
+            CHECK_FOR(plan.kernel == "wmma" || plan.kernel == "sm90" || plan.kernel == "decode",
+                      device.name + " window " + std::to_string(window) + ": " +
+                          std::string(plan.kernel));
+            if (window < 0) continue;
+            for (const char* kernel : {"wmma", "decode", "scalar"}) {
+              AttentionParams all = p;
+              all.window_left = -1;
+              CHECK(dlattn::plan(p, device, force(kernel)).predicted_ns <
+                    dlattn::plan(all, device, force(kernel)).predicted_ns / 3);
+            }
+          }
+        }
+      }
+    }
+  }
+  // Causal from the first key on, queries see no more keys than they are.
+  AttentionParams p = problem(DType::kBFloat16, 128);
+  p.causal = Causal::kTopLeft, p.seqlen_q = 100, p.seqlen_k = 65536;
+  AttentionParams square = p;
+  square.seqlen_k = 100;
+  for (const DeviceInfo& device : gpus()) {
+    CHECK(dlattn::plan(p, device, force("wmma")).predicted_ns ==
+          dlattn::plan(square, device, force("wmma")).predicted_ns);
+  }
+}
+
 // With no kernel left, the message names every family's reason.
 void all_reasons() {
   const Support support = supported(problem(DType::kFloat16, 520), gpus()[0]);
@@ -504,6 +542,7 @@ int main() {
   large_heads();
   all_reasons();
   never_the_ladder();
+  never_the_ladder_of_few_keys();
   copy_bytes();
   too_little_shared_memory();
   grids();

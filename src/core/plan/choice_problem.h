@@ -52,6 +52,8 @@ inline AttentionParams problem_for_choice(const AttentionParams& p) {
   choice.cu_seqlens_q = choice.cu_seqlens_k = nullptr;
   choice.total_q = choice.total_k = 0;
   if (!cache) choice.seqused_k = nullptr;
+  // So many queries with windows would be for kernels that are slow with the few of a cache.
+  if (cache) choice.window_left = choice.window_right = -1;
   return choice;
 }
 

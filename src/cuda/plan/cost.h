@@ -43,10 +43,22 @@ inline double mean_seqlen_k(const AttentionParams& p) {
   return p.cu_seqlens_k ? p.total_k / batch : static_cast<double>(p.seqlen_k);
 }
 
+// The keys of a sequence that any of its queries sees: of some lengths, and on average.
+inline double keys_seen(const AttentionParams& p, double seqlen_q, double seqlen_k) {
+  const Window<std::int64_t> window = window_of<std::int64_t>(p);
+  // The first query's position is 0, or the last one's is that of the last key.
+  const std::int64_t beyond = p.causal == Causal::kTopLeft ? window.right : window.left;
+  return std::min(seqlen_k, seqlen_q + static_cast<double>(beyond));
+}
+inline double mean_keys_seen(const AttentionParams& p) {
+  return keys_seen(p, mean_seqlen_q(p), mean_seqlen_k(p));
+}
+
 inline Walk walk(const AttentionParams& p, int block_m, int packed_heads) {
   const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
-  const double queries = mean_seqlen_q(p), keys = mean_seqlen_k(p);
-  const double longest = static_cast<double>(p.seqlen_k);
+  const double queries = mean_seqlen_q(p), keys = mean_keys_seen(p);
+  const double longest =
+      keys_seen(p, static_cast<double>(p.seqlen_q), static_cast<double>(p.seqlen_k));
   const double heads = static_cast<double>(p.num_heads / packed_heads);
   const double block_queries = static_cast<double>(block_m) / packed_heads;
   Walk walk;
@@ -115,10 +127,10 @@ inline double memory_rate(const DeviceInfo& device) {
   return device.num_sms < 60 ? 270.0 : 850.0;
 }
 
-// The least time in which all keys can be read once, in nanoseconds. With few queries that is the
-// time.
+// The least time in which all keys that are seen can be read once, in nanoseconds. With few queries
+// that is the time.
 inline double keys_ns(const AttentionParams& p, const DeviceInfo& device) {
-  const double keys = mean_seqlen_k(p) * static_cast<double>(p.num_heads_kv * p.batch_size);
+  const double keys = mean_keys_seen(p) * static_cast<double>(p.num_heads_kv * p.batch_size);
   const auto bytes =
       static_cast<double>(p.head_dim * size_of(p.k.dtype) + p.head_dim_v * size_of(p.v.dtype));
   return keys * bytes / memory_rate(device);
@@ -158,7 +170,8 @@ inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* p
 inline void plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
                            const TileConfig& config, const Speed& speed, Plan* plan) {
   set_tile(p, config, plan);
-  plan->predicted_ns = rounds_ns(walk(p, plan->block_m, 1), speed, device.num_sms, 1.0);
+  const double ns = rounds_ns(walk(p, plan->block_m, 1), speed, device.num_sms, 1.0);
+  plan->predicted_ns = std::max(ns, speed.fixed + kBehindMemory * keys_ns(p, device));
 }
 
 // The times of a thread block that has an SM to itself, in nanoseconds.

@@ -108,10 +108,8 @@ class WorkPartition {
     row_blocks_ = num_row_blocks(p, config_.block_m);
     used_ = used_row_blocks(p, config_.block_m);
     heads_ = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
-    // Every row block has the tiles that a row of its sequence sees.
-    const int group = static_cast<int>(p.num_heads / p.num_heads_kv);
-    const cost::Walk walk = cost::walk(p, config_.block_m, group);
-    keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
+    // Every row block has the tiles that a row of its sequence sees, causal or not.
+    keys_ = std::max(cost::mean_keys_seen(p), 1.0);
     tiles_ = core::ceil_div(p.seqlen_k, config_.block_n);
     lengths_known_ = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
     // Else every block reads the lengths of all sequences, a warp's at a time, and then looks for
@@ -255,8 +253,11 @@ class WorkPartition {
             std::int64_t grid = std::numeric_limits<std::int64_t>::max()) const {
     const double least =
         std::max(memory_ns_, busy_ns_ / static_cast<double>(std::min(grid, num_sms_)));
+    // Windows leave fewer tiles than there are blocks for; a block has at least one.
+    const double keys =
+        std::max(used_ * row_blocks * keys_, std::min<double>(config_.block_n, keys_));
     return times_.first + times_.next * std::max(used_ * begun - 1.0, 0.0) +
-           std::max(used_ * row_blocks * keys_ * times_.per_key, least);
+           std::max(keys * times_.per_key, least);
   }
 
   int variant_;

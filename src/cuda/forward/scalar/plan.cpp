@@ -16,17 +16,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
                   std::string*) {
   const int tile = plan->head_dim_tile;
   const TileConfig config = tile_config(static_cast<int>(size_of(p.q.dtype)), tile, p.seqlen_k);
-  if (!is_cache(p)) {
-    cost::plan_one_shape(p, device, config, speed(tile), plan);
-    return true;
-  }
-  // As decode predicts, which takes every sequence for as long as the cache has room and no key
-  // for hidden; and twice as long, for rows are looked up one by one: where both serve, tensor
-  // cores are to be taken.
-  AttentionParams whole = p;
-  whole.causal = Causal::kNone, whole.window_left = whole.window_right = -1;
-  cost::plan_one_shape(whole, device, config, speed(tile), plan);
-  plan->predicted_ns *= 2.0;
+  cost::plan_one_shape(p, device, config, speed(tile), plan);
+  if (is_cache(p)) plan->predicted_ns *= 2.0;  // rows are looked up one by one
   return true;
 }
 
