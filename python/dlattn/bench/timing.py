@@ -89,17 +89,15 @@ class GpuClock:
         with torch.cuda.stream(stream):
             launches()
         torch.cuda.synchronize()
-        for _ in range(2):  # a process's first capture of autograd's threads may fail
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, stream=stream):
-                    launches()
-            except Exception as error:  # whatever a peer raises when it cannot be captured
-                torch.cuda.synchronize()
-                reason = str(error).partition("\n")[0]
-            else:
-                return Prepared(graph.replay, calls)
-        return Prepared(launches, calls, f"not captured: eager launches ({reason})")
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                launches()
+        except Exception as error:  # whatever a peer raises when it cannot be captured
+            torch.cuda.synchronize()
+            reason = str(error.__context__ or error).partition("\n")[0]
+            return Prepared(launches, calls, f"not captured: eager launches ({reason})")
+        return Prepared(graph.replay, calls)
 
     def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Replay for the warm-up, then measure each replay."""

@@ -72,28 +72,40 @@ def by_autograd(peer: Contestant) -> Contestant:
     def bind(problem: Problem) -> Bound:
         torch = tensors.torch_module()
         given = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.options}
-        leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
-        options = {name: leaves[name] for name in problem.options}
-        q, k, v, dout = leaves["q"], leaves["k"], leaves["v"], _dout_of(problem)
-        bound = peer.bind(replace(problem, q=q, k=k, v=v, options=options))
-        wanted = tuple(leaves.values())
+        dout = _dout_of(problem)
 
-        def differentiate(out: Any, keep: bool) -> Any:
-            return torch.autograd.grad(out, wanted, dout, retain_graph=keep)
+        def with_leaves() -> tuple[Bound, tuple[Any, ...]]:
+            leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+            options = {name: leaves[name] for name in problem.options}
+            q, k, v = (leaves[name] for name in "qkv")
+            bound = peer.bind(replace(problem, q=q, k=k, v=v, options=options))
+            return bound, tuple(leaves.values())
 
+        # Autograd computes on the stream where the forward pass ran, and ends on the one where a
+        # leaf was first used: a captured stream has leaves and a result of its own.
+        by_stream: dict[int, tuple[Bound, tuple[Any, ...]]] = {}
         results: dict[int, Any] = {}
 
+        def stream() -> int:
+            return torch.cuda.current_stream().cuda_stream if dout.is_cuda else 0
+
+        def on_this_stream() -> tuple[Bound, tuple[Any, ...]]:
+            if stream() not in by_stream:
+                by_stream[stream()] = with_leaves()
+            return by_stream[stream()]
+
         def backward() -> Any:
-            # Autograd computes on the stream where the forward pass ran, which is captured.
-            stream = torch.cuda.current_stream().cuda_stream if dout.is_cuda else 0
-            if stream not in results:
-                results[stream] = bound.call()
-            return differentiate(results[stream], keep=True)
+            bound, leaves = on_this_stream()
+            if stream() not in results:
+                results[stream()] = bound.call()
+            return torch.autograd.grad(results[stream()], leaves, dout, retain_graph=True)
 
         def both() -> Any:
-            return differentiate(bound.call(), keep=False)
+            bound, leaves = on_this_stream()
+            return torch.autograd.grad(bound.call(), leaves, dout)
 
         call: Callable[[], Any] = backward if problem.case.passes == BACKWARD else both
+        bound, _ = on_this_stream()
         return Bound(call, bound.context, note=bound.note)
 
     return Contestant(peer.name, False, bind)
