@@ -46,8 +46,9 @@ double margin(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
   if (is_wide(head_dim_tile)) return kUnmeasured;
   if (rows <= kFewRows) return 1.0;
   if (device.compute_major != 9) return kUnmeasured;
-  if (is_general(p) && head_dim_tile <= 128 && rows <= kFewModifiedRows) return kOfModified;
   const bool all_keys = p.window_left < 0 && p.window_right < 0 && p.causal != Causal::kTopLeft;
+  if (is_general(p) && head_dim_tile <= 128 && rows <= kFewModifiedRows)
+    return all_keys ? kOfModified : 1.0;
   const bool fixed_length = !p.cu_seqlens_q && !p.cu_seqlens_k;
   const bool is_measured =
       all_keys && fixed_length && p.seqlen_k <= kMostKeys && head_dim_tile >= 64;
