@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= p.num_blocks) return;
-  const tile::WorkTile work = tile::scheduled_tile(p, blockIdx.x);
+  const tile::WorkTile work = work_place(p, blockIdx.x);
   tile::SequenceRows rows = {0, static_cast<int>(p.seqlen_q)};
   int entry = work.batch;
   if (p.cu_seqlens_q) {

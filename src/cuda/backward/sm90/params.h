@@ -29,13 +29,12 @@ struct Problem {
   Causal causal;
   int head_dim, head_dim_v;
 
-  // The fields that tile::scheduled_tile takes; its row blocks are blocks of keys, or of dQ of
-  // queries.
+  // The order of work (work_place()): blocks of keys, or of dQ's queries, of all heads.
   Divider num_m_blocks;
-  Divider num_heads;
-  bool longest_first;
-  std::uint32_t heads_in_groups;
-  Divider heads_left;
+  Divider num_heads;              // of a batch entry
+  Divider heads_together;         // in a group, a block of each in turn
+  std::uint32_t heads_in_groups;  // the heads of such groups
+  Divider heads_left;             // the last group, if there is one
 
   unsigned num_blocks;  // there may be one more thread block
 

@@ -38,6 +38,22 @@ __device__ __forceinline__ std::int64_t first_row(const Problem& p, int num_head
   return (static_cast<std::int64_t>(batch) * num_heads + head) * p.padded_rows;
 }
 
+// Block `index` of all heads: those of a group of heads (walk_heads()) in turn, the first ones of
+// each before the second ones. Under causality most queries see the first keys: so the longest
+// begin, and the group ends with the short ones of all its heads.
+__device__ __forceinline__ tile::WorkTile work_place(const Problem& p, unsigned index) {
+  const unsigned m_blocks = p.num_m_blocks.divisor();
+  const unsigned group = p.heads_together.quotient(p.num_m_blocks.quotient(index));
+  const unsigned first_head = min(group * p.heads_together.divisor(), p.heads_in_groups);
+  const Divider& heads = first_head < p.heads_in_groups ? p.heads_together : p.heads_left;
+  const unsigned within = index - first_head * m_blocks;
+  const unsigned m_block = heads.quotient(within);
+  const unsigned head = first_head + within - m_block * heads.divisor();  // of all batch entries
+  const unsigned batch = p.num_heads.quotient(head);
+  return {static_cast<int>(m_block), static_cast<int>(head - batch * p.num_heads.divisor()),
+          static_cast<int>(batch)};
+}
+
 // The keys of a thread block, and the tiles of queries that see one of them.
 template <int kBlockM, int kBlockN>
 struct Work {
@@ -54,13 +70,11 @@ struct Work {
   // `last_first`: the last keys of a head or of a few, then those before them.
   __device__ __forceinline__ explicit Work(const Problem& p, unsigned index, bool last_first)
       : mask(p, 0, 0) {
-    const tile::WorkTile place = tile::scheduled_tile(p, index);
+    const tile::WorkTile place = work_place(p, index);
     head_kv = place.head;
     batch = place.batch;
-    // Under causality it is the first keys that most queries see.
     const int n_blocks = static_cast<int>(p.num_m_blocks.divisor());
-    const bool reversed = p.longest_first != last_first;
-    n0 = (reversed ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
+    n0 = (last_first ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
     start_q = start_k = 0;
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = rows_k = static_cast<int>(p.seqlen_k);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/util/ceil_div.h"
 #include "cuda/backward/sm90/params.h"
 #include "cuda/backward/sm90/traits.h"
 #include "cuda/plan/backward_workspace.h"
@@ -83,6 +84,16 @@ inline std::int64_t num_query_blocks(const AttentionParams& p, int head_dim_tile
   return num_row_blocks(p.seqlen_q, block_m(head_dim_tile, false)) * p.num_heads * p.batch_size;
 }
 
+// Walks the heads of all batch entries in groups of `together`, and some `left` at the end as one.
+inline void walk_heads(Problem* problem, std::uint32_t together, std::uint32_t left) {
+  const std::uint32_t heads = problem->num_blocks / problem->num_m_blocks.divisor();
+  left = std::min(left, heads);
+  left += (heads - left) % together;
+  problem->heads_together = Divider(together);
+  problem->heads_in_groups = heads - left;
+  problem->heads_left = Divider(std::max(left, 1u));
+}
+
 // For a grid with a block for each `block_rows` of `rows`, of `heads` of each of `entries`.
 inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int block_rows,
                             std::int64_t heads, std::int64_t entries) {
@@ -104,12 +115,8 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.head_dim_v = static_cast<int>(p.head_dim_v);
   problem.num_m_blocks = divider(num_row_blocks(rows, block_rows));
   problem.num_heads = divider(heads);
-  problem.longest_first = p.causal != Causal::kNone;
-  const auto all_heads = static_cast<std::uint32_t>(heads * entries);
-  const std::uint32_t left = all_heads % kHeadsTogether;
-  problem.heads_in_groups = all_heads - left;
-  problem.heads_left = divider(left);
   problem.num_blocks = static_cast<unsigned>(num_row_blocks(rows, block_rows) * heads * entries);
+  walk_heads(&problem, 1, 0);
   problem.heads_per_kv_head =
       static_cast<int>(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
   problem.heads_per_entry = static_cast<int>(p.num_heads);
@@ -141,13 +148,20 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   Problem problem =
       make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv, p.batch_size / passes);
   problem.passes = static_cast<int>(passes);
+  const bool causal = p.causal != Causal::kNone;
   if (is_in_turns(b)) {
     // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
     // Under causality they do not: one head at a time, whose tiles of queries stay in L2.
-    problem.longest_first = p.causal == Causal::kNone;
+    if (!causal) walk_heads(&problem, kHeadsTogether, 0);
     const std::int64_t counters = backward_workspace(b, 0).own + dq_sum_bytes(p, head_dim_tile);
     problem.tickets = workspace_at<unsigned>(b, counters);
     problem.turns = problem.tickets + 1;
+  } else if (causal) {
+    // One head at a time here too; but the last ones together, so that the grid ends with short
+    // blocks.
+    constexpr std::uint32_t kLastBlocks = 132;  // one for each SM
+    const std::int64_t last = core::ceil_div(kLastBlocks, problem.num_m_blocks.divisor());
+    walk_heads(&problem, 1, static_cast<std::uint32_t>(last));
   }
   return problem;
 }
