@@ -22,6 +22,7 @@ unset PYTHONPATH PYTHONHOME
 stage_name=start
 stage_times=
 trap 'status=$?
+      wait  # for what a stage has left running, which would write to the folders again
       printf "\n=== seconds of each stage\n%s" "$stage_times"
       [ $status -eq 0 ] || printf "\n=== %s: FAILED, after %d s in all\n" "$stage_name" $SECONDS
       rm -rf "$work" "$builds"
