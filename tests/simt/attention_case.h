@@ -133,56 +133,9 @@ Case with(Case c, Set set) {
 }
 
 // Sequences of these lengths, which are all that the tensors hold.
-inline Case varlen(Case c, const std::vector<int>& seqlens_q, const std::vector<int>& seqlens_k) {
-  const auto starts = [](const std::vector<int>& lengths) {
-    std::vector<int> sums(lengths.size() + 1);
-    std::partial_sum(lengths.begin(), lengths.end(), sums.begin() + 1);
-    return sums;
-  };
-  c.cu_seqlens_q = starts(seqlens_q), c.cu_seqlens_k = starts(seqlens_k);
-  c.total_q = c.cu_seqlens_q.back(), c.total_k = c.cu_seqlens_k.back();
-  c.batch_size = static_cast<int>(seqlens_q.size());
-  c.seqlen_q = *std::max_element(seqlens_q.begin(), seqlens_q.end());
-  c.seqlen_k = *std::max_element(seqlens_k.begin(), seqlens_k.end());
-  return c;
-}
+Case varlen(Case c, const std::vector<int>& seqlens_q, const std::vector<int>& seqlens_k);
 
-inline void append(std::vector<Case>* cases, const std::vector<Case>& more) {
-  cases->insert(cases->end(), more.begin(), more.end());
-}
-
-inline std::string Case::name() const {
-  static const char* const kMasks[] = {"full", "causal", "top-left"};
-  static const char* const kLayout[] = {"bshd",   "bhsd",   "packed",   "align8",
-                                        "align4", "align2", "broadcast"};
-  std::ostringstream out;
-  out << "b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h" << num_heads << "/"
-      << num_heads_kv << " d" << head_dim;
-  if (head_dim_v) out << "/" << head_dim_v;
-  out << " " << kMasks[static_cast<int>(causal)] << " " << kLayout[static_cast<int>(layout)];
-  if (!lse) out << " no-lse";
-  if (window_left >= 0 || window_right >= 0) {
-    out << " window " << window_left << ":" << window_right;
-  }
-  if (sinks) out << " sinks";
-  if (softcap != 0.0) out << " softcap";
-  if (extreme && softcap != 0.0) out << "=" << softcap;
-  if (alibi) out << " alibi";
-  if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
-  if (mask) out << " mask";
-  static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};
-  out << kScores[static_cast<int>(score_layout)];
-  if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
-  if (!lengths.empty()) out << " " << lengths;
-  if (rise != 0.0) out << " rising";
-  if (bias_rise != 0.0) out << " bias rising";
-  if (pair != 0.0) out << " pair";
-  if (descales) out << (q_descale_by_kv_head ? " descales by kv head" : " descales");
-  if (k_descale) out << " k=" << *k_descale;
-  if (seed) out << " seed " << *seed;
-  if (extreme) out << extreme->name();
-  return out.str();
-}
+void append(std::vector<Case>* cases, const std::vector<Case>& more);
 
 // The tensors of a case. q, k, v and out are [batch, rows, heads, dim]. Out has a dtype of its own
 // where inputs have 8 bits.
@@ -197,9 +150,9 @@ struct Tensors {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k;
 };
 
-// Writes to every element what it holds.
+// Writes to every element what it holds. Not inlined: there are many tensors.
 template <typename T>
-void rewrite(const Tensor<T>& tensor) {
+[[gnu::noinline]] void rewrite(const Tensor<T>& tensor) {
   tensor.for_each([](T& x) {
     volatile unsigned char* bytes = reinterpret_cast<unsigned char*>(&x);
     for (std::size_t i = 0; i < sizeof(T); ++i) bytes[i] = bytes[i];

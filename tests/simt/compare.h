@@ -81,6 +81,8 @@ void compare_head(const Case& c, const Tensors<T, Out>& t, int batch, int head,
 // for the kernels, and take most of their time here.
 #define SIMT_HOST(declared, T, Out)                                                           \
   declared template Tensors<T, Out> allocate_tensors(const Case&);                            \
+  declared template dlattn::AttentionParams make_params(const Case&, const Tensors<T, Out>&,  \
+                                                        dlattn::DType, dlattn::DType);        \
   declared template void fill_tensors(const Case&, const Tensors<T, Out>&);                   \
   declared template reference::Problem make_problem(const Case&, const Tensors<T, Out>&, int, \
                                                     int);                                     \
@@ -98,7 +100,8 @@ void compare_head(const Case& c, const Tensors<T, Out>& t, int batch, int head,
   SIMT_HOST(declared, __nv_bfloat16, __nv_bfloat16) \
   SIMT_HOST(declared, float, float)                 \
   SIMT_HOST(declared, __nv_fp8_e4m3, __half)        \
-  SIMT_HOST(declared, __nv_fp8_e4m3, __nv_bfloat16)
+  SIMT_HOST(declared, __nv_fp8_e4m3, __nv_bfloat16) \
+  SIMT_HOST(declared, __nv_fp8_e4m3, float)
 SIMT_HOST_TYPES(extern)
 
 }  // namespace simt

@@ -47,19 +47,7 @@ struct Extreme {
     return false;
   }
 
-  std::string name() const {
-    static const char* const kWhere[] = {"",      "right ",    "left ",      "after-row ",
-                                         "tile ", "odd-rows ", "everywhere "};
-    std::ostringstream out;
-    if (where != Where::kNowhere) out << " " << kWhere[static_cast<int>(where)];
-    if (count) out << count << " ";
-    if (bias != 0.0) out << "bias=" << bias;
-    if (equal != 0.0) out << " equal=" << equal;
-    if (slope) out << " slope=" << *slope;
-    if (sink) out << " sink=" << *sink;
-    if (scale) out << " scale=" << *scale;
-    return out.str();
-  }
+  std::string name() const;
 };
 
 // The largest finite value of a dtype.

@@ -325,7 +325,11 @@ class Bench:
                 files = {
                     Path(name) for name in listed.partition(":")[2].replace("\\\n", "").split()
                 }
-                files |= {x for x in Path(self.config["tests"]).rglob("harness/*") if x.is_file()}
+                tests = Path(self.config["tests"])
+                files |= {x for x in tests.rglob("harness/*") if x.is_file()}
+                # Every test is linked with these.
+                own = ("test_", "self_test")
+                files |= {x for x in tests.glob("*.cpp") if not x.name.startswith(own)}
                 digest = hashlib.sha256(self.build().encode())
                 for content in sorted(path.read_bytes() for path in files):
                     digest.update(content)

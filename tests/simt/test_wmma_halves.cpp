@@ -85,7 +85,7 @@ std::vector<Case> cases() {
   simt::append(&cases, simt::length_and_score_cases(264));
   // Small problems with all features, at random.
   for (unsigned seed = 0; seed < 16; ++seed) {
-    Case c = simt::RandomCase(seed).draw();
+    Case c = simt::random_case(seed);
     c.head_dim += 256;
     if (c.head_dim_v) c.head_dim_v += seed % 2 * 256;
     cases.push_back(c);
