@@ -297,20 +297,34 @@ std::vector<DecodeCase> cases() {
   for (const Case& c : simt::feature_cases(64)) add(c);
   for (const Case& c : simt::feature_cases(200)) add(c);
   for (const Case& c : simt::length_cases(64)) add(c);
-  cases.push_back({{1, 900, 128, kFull, 4, 1, Layout::kBshd, 0, 40},
+  cases.push_back({{1, 130, 128, kFull, 4, 1, Layout::kBshd, 0, 40},
                    {std::vector<int>(40, 30), 16},
                    {0, 5, 11}});
   return cases;
 }
 
+#if defined(SIMT_ALL_INSTANCES) || defined(SIMT_ALL_TILES)
+constexpr bool kBothTypes = true;
+#else
+constexpr bool kBothTypes = false;
+#endif
+
+// With 8-bit keys one kernel serves q and out of either type, which it reads and writes in one
+// place: those are in turns of one type and of the other.
 void run_types(simt::Tests& tests, const DecodeCase& c, int variant, int blocks, int cluster,
                const char* filter) {
   run<__half>(tests, c, variant, blocks, cluster, filter);
   run<__nv_bfloat16>(tests, c, variant, blocks, cluster, filter);
-  run<__half, std::int8_t>(tests, c, variant, blocks, cluster, filter);
-  run<__nv_bfloat16, std::int8_t>(tests, c, variant, blocks, cluster, filter);
-  run<__half, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
-  run<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
+  static int number = 0;
+  const bool half = (number++ / decode::kNumVariants + variant) % 2 == 0;
+  if (kBothTypes || half) {
+    run<__half, std::int8_t>(tests, c, variant, blocks, cluster, filter);
+    run<__half, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
+  }
+  if (kBothTypes || !half) {
+    run<__nv_bfloat16, std::int8_t>(tests, c, variant, blocks, cluster, filter);
+    run<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
+  }
 }
 
 }  // namespace
@@ -320,6 +334,9 @@ int main(int argc, char** argv) {
   simt::Tests tests("decode", arguments);
   for (const DecodeCase& c : cases()) {
     for (const int blocks : c.blocks) {
+      // Races of the fewest blocks and of the most: others are between.
+      const bool between = blocks != c.blocks.front() && blocks != c.blocks.back();
+      if (simt::kThreadSanitizer && between) continue;
       for (int variant = 0; variant < decode::kNumVariants; ++variant) {
         run_types(tests, c, variant, blocks, 1, arguments.filter());
       }

@@ -146,7 +146,7 @@ std::vector<WideCase> cases() {
       {simt::varlen(wide({1, 1, 520, kCausal, 2, 1}, 512), {3, 0, 1}, {40, 20, 33}), {}, {0, 2}},
       // Keys split as the caller asks.
       {wide({1, 300, 576, kFull, 4, 1, Layout::kBshd, 0, 2}, 512), latent({{300, 0}, 16}), {3}, 3},
-      {wide({1, 300, 576, kFull, 70, 1, Layout::kBshd, 0, 2}, 512),
+      {wide({1, 300, 576, kFull, 36, 1, Layout::kBshd, 0, 2}, 512),
        latent({{300, 129}, 64}),
        {2},
        0,

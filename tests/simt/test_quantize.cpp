@@ -196,13 +196,19 @@ std::string part_at(const dlattn::QuantizedLayout& layout, std::size_t byte) {
                                : "k_shift at " + std::to_string((at - layout.k_shift) / 4);
 }
 
-// Races depend neither on values nor on the dtype, and three steps have all that more of them have:
-// ThreadSanitizer's build has each case in one dtype and without the most steps, unless it has
-// every tile.
+// Races do not depend on values, and three steps have all that more of them have:
+// ThreadSanitizer's build has no others, unless it has every tile.
 #if defined(SIMT_TSAN) && !defined(SIMT_ALL_TILES)
 constexpr bool kRacesAlone = true;
 #else
 constexpr bool kRacesAlone = false;
+#endif
+// The dtype of the inputs matters where they are read: of a case's three precisions each has one of
+// the two, unless all instances are tested.
+#if defined(SIMT_ALL_INSTANCES) || defined(SIMT_ALL_TILES)
+constexpr bool kBothTypes = true;
+#else
+constexpr bool kBothTypes = false;
 #endif
 
 template <typename T>
@@ -351,8 +357,8 @@ int main(int argc, char** argv) {
     if (kRacesAlone && c.values != Values::kUsual) continue;
     for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
       const bool in_half = ++number % 2 == 0;
-      if (!kRacesAlone || in_half) run<half>(&tests, filter, c, precision);
-      if (!kRacesAlone || !in_half) run<__nv_bfloat16>(&tests, filter, c, precision);
+      if (kBothTypes || in_half) run<half>(&tests, filter, c, precision);
+      if (kBothTypes || !in_half) run<__nv_bfloat16>(&tests, filter, c, precision);
     }
   }
   const Case packed = {1, 1, 64, simt::kFull, 4, 2};
