@@ -116,23 +116,26 @@ class Kernel:
         )
 
 
-def _run_cpp(text: str, *sources: Path, headers: dict[str, str] | None = None) -> str:
-    """Compiles a small host program and returns what it prints."""
+def _run_cpp(text: str, generated: dict[str, str] | None = None) -> str:
+    """Compiles a small host program, with other files that it consists of, by name, and returns
+    what it prints."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:
         raise cubins.NoTools("no C++ compiler is installed")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "main.cpp", Path(folder) / "main"
         source.write_text(text)
-        for name, content in (headers or {}).items():
+        files = [str(source)]
+        for name, content in (generated or {}).items():
             (Path(folder) / name).write_text(content)
+            if name.endswith(".cpp"):
+                files.append(str(Path(folder) / name))
         includes = [
             f"-I{folder}",
             f"-I{ROOT / 'src'}",
             f"-I{ROOT / 'src/include'}",
             "-DDLATTN_STATIC",
         ]
-        files = [str(source), *map(str, sources)]
         subprocess.run([compiler, "-std=c++17", *includes, "-o", str(program), *files], check=True)
         return subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
 
@@ -269,18 +272,20 @@ def run_planner(
         for family, dtype, tile in cubins.instances()
     )
     families = dict.fromkeys(family for family, _, _ in cubins.instances())
-    headers = {
+    core = [ROOT / "src/core/types.cpp", Path(__file__).with_name("plan_only.cpp")]
+    core += [x for name in _CORE for x in sorted((ROOT / "src/core" / name).glob("*.cpp"))]
+    plans = sorted((ROOT / "src/cuda/plan").glob("*.cpp"))
+    plans += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
+    generated = {
         "instances.inc": instances,
         "families.inc": "".join(
             f"DLATTN_FAMILY(kForward, {family}, {family})\n" for family in families
         ),
+        # Joined, as pip's build does: headers are read once.
+        "core.cpp": "".join(f'#include "{path}"\n' for path in core),
+        "plans.cpp": "".join(f'#include "{path}"\n' for path in plans),
     }
-    sources = [ROOT / "src/core/types.cpp"]
-    sources += [x for name in _CORE for x in sorted((ROOT / "src/core" / name).glob("*.cpp"))]
-    sources += sorted((ROOT / "src/cuda/plan").glob("*.cpp"))
-    sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
-    sources.append(Path(__file__).with_name("plan_only.cpp"))
-    return _run_cpp(text, *sources, headers=headers).splitlines()
+    return _run_cpp(text, generated).splitlines()
 
 
 def _kernels_of(
@@ -294,7 +299,8 @@ def _kernels_of(
     }
     if not usage:
         return
-    for symbol, listing in cubins.listings(binary, arch):
+    wanted = {symbol for symbol in usage if _SYMBOLS[family].fullmatch(symbol)}
+    for symbol, listing in cubins.listings(binary, arch, wanted):
         if match := _SYMBOLS[family].fullmatch(symbol):
             kind, tile, variant = match.groups()
             names = {s.variant: s.name for s in shapes.values()}
