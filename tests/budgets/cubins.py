@@ -92,8 +92,8 @@ _VARIANTS = {
     "decode": {"rows16": (*_ALL, 576), "rows32": (*range(1, 129), 576)},
 }
 # Each tile shape of decode has these kernels, by the dtype of the keys, and those that add up parts
-# by that of out: after kernels for keys of as many bytes, and of one.
-_DECODE = ("", "general", "paged", "paged_general")
+# by that of out: after kernels for keys of as many bytes, and of one. General ones serve pages too.
+_DECODE = ("", "paged", "general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
 _WIDE = 576  # the tile of decode with one kernel a shape, for keys of 16 bits
 # The kernels of sm90_latent, which has one shape.
@@ -276,7 +276,7 @@ def name_of(symbol: str) -> str | None:
     if match := _DECODE_KERNEL.fullmatch(symbol):
         element, keys, tile, variant, paged, general, key_bytes = match.groups()
         dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
-        kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[2 * int(paged) + int(general)]
+        kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
     if match := _LATENT_KERNEL.fullmatch(symbol):
         return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, match[1] or "")

@@ -50,14 +50,12 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
     simt::launch(threads,
                  [&] { decode::kernel<M, KV, kTile, kVariant, paged, general>(params, shape); });
   };
-  const auto run_with = [&](auto paged) {
-    if (decode::is_general(params)) return run(paged, std::true_type());
-    run(paged, std::false_type());
-  };
-  if (params.page_table.data) {
-    run_with(std::true_type());
+  if (decode::is_general(params)) {
+    run(std::true_type(), std::true_type());
+  } else if (params.page_table.data) {
+    run(std::true_type(), std::false_type());
   } else {
-    run_with(std::false_type());
+    run(std::false_type(), std::false_type());
   }
   if (shape.whole) return;
   simt::Launch rows{dim3(static_cast<unsigned>(params.batch_size * params.num_heads *

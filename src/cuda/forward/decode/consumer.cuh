@@ -29,7 +29,7 @@ struct WarpRows {
 // A warp's way through a segment.
 template <typename T, typename KV, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
 struct Consumer {
-  using Producer = decode::Producer<KV, kHeadDim, kVariant, kPaged>;
+  using Producer = decode::Producer<KV, kHeadDim, kVariant, kPaged, kGeneral>;
   static constexpr Shape kShape = Producer::kShape;
   static constexpr SmemMap kMap = Producer::kMap;
   static constexpr int kBlockM = block_m(kShape);

@@ -17,12 +17,14 @@
 
 namespace dlattn::decode {
 
-// T: what is multiplied, and but for 8-bit keys q and out. KV: elements of K and V.
+// T: what is multiplied, and but for 8-bit keys q and out. KV: elements of K and V. kGeneral:
+// scores are modified, and keys lie in pages or not, which such a kernel asks for.
 template <typename T, typename KV, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
 __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(KV))) * 32,
                                   kVariant == kRows16 ? 2 : 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ DecodeShape shape) {
+  static_assert(kPaged || !kGeneral);
   constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
   // Lengths and entries may be what the grid ahead computes. Without any, and where registers
   // allow, what is known before is worked out before.

@@ -24,17 +24,12 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
           device, plan.grid, plan.cluster_size, plan.num_warps * 32, plan.smem_bytes, stream,
           params, shape);
     };
-    const auto launch_with = [&](auto paged) {
-      if (is_general(params)) {
-        launch_as(paged, std::true_type());
-      } else {
-        launch_as(paged, std::false_type());
-      }
-    };
-    if (params.page_table.data) {
-      launch_with(std::true_type());
+    if (is_general(params)) {
+      launch_as(std::true_type(), std::true_type());
+    } else if (params.page_table.data) {
+      launch_as(std::true_type(), std::false_type());
     } else {
-      launch_with(std::false_type());
+      launch_as(std::false_type(), std::false_type());
     }
   }
 }

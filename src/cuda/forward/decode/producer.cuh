@@ -8,15 +8,16 @@
 // The copies of a group of warps: its slices of K and V, into its own stages.
 namespace dlattn::decode {
 
-// Where the keys of a KV head of a sequence lie.
-template <typename KV, bool kPaged>
+// Where the keys of a KV head of a sequence lie. kAsked: kernels for pages serve keys without them
+// too.
+template <typename KV, bool kPaged, bool kAsked>
 struct KeyRows {
   const KV *k, *v;  // key 0's, or page 0's of a pool
 
   __device__ __forceinline__ KeyRows(const AttentionParams& p, int sequence, int head_kv)
       : k(static_cast<const KV*>(p.k.data) + head_kv * p.k.head_stride),
         v(static_cast<const KV*>(p.v.data) + head_kv * p.v.head_stride) {
-    if constexpr (kPaged) return;
+    if (is_paged(p)) return;
     if (p.cu_seqlens_k) {
       const int start = tile::key_rows(p, sequence).start;
       k += start * p.k.row_stride, v += start * p.v.row_stride;
@@ -27,10 +28,13 @@ struct KeyRows {
       k += entry * p.k.batch_stride, v += entry * p.v.batch_stride;
     }
   }
+  __device__ __forceinline__ static bool is_paged(const AttentionParams& p) {
+    return kPaged && (!kAsked || p.page_table.data);
+  }
 };
 
 // `KV`: the type of elements of K and V.
-template <typename KV, int kHeadDim, int kVariant, bool kPaged>
+template <typename KV, int kHeadDim, int kVariant, bool kPaged, bool kAsked>
 struct Producer {
   static constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
   static constexpr SmemMap kMap = smem_map(kHeadDim, kShape);
@@ -51,7 +55,7 @@ struct Producer {
 
   const AttentionParams& params;
   const DecodeShape& shape;
-  const KeyRows<KV, kPaged> rows;
+  const KeyRows<KV, kPaged, kAsked> rows;
   const int& sequence;            // a reference: no register of its own
   const ptx::SmemAddress stages;  // the group's
   const int first_key;            // the group's first key of the segment
@@ -80,11 +84,11 @@ struct Producer {
 
   // The page of the key of slice i that has the lane's number; to be asked for well before it is
   // used. Nothing is read of the table for keys that nobody sees. Entries may lie outside the pool,
-  // and are clamped.
+  // and are clamped. Without a table all keys are in page 0.
   __device__ __forceinline__ int page(int i) const {
     if constexpr (kPaged) {
       const int lane = static_cast<int>(threadIdx.x) % 32, n = key(i) + lane;
-      if (lane < kSlice && i < count && n >= begin && n < end) {
+      if (rows.is_paged(params) && lane < kSlice && i < count && n >= begin && n < end) {
         const unsigned at = shape.page_size.quotient(static_cast<unsigned>(n));
         const std::int32_t* const pages =
             params.page_table.data + sequence * params.page_table.batch_stride;

@@ -26,7 +26,7 @@ struct DecodeShape : LaunchShape {
   // All sequences have as many queries and keys, and the host knows how many.
   bool uniform;
   bool latent;        // is_latent()
-  Divider page_size;  // 1 without pages
+  Divider page_size;  // without pages more than there are keys
   std::uint32_t* starts;
   void* stats;
   float* outs;
@@ -91,7 +91,8 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   shape.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
   shape.latent = is_latent(p);
   shape.part_tiles = shape.uniform && !shape.whole ? part_tiles_of(p, plan) : 0;
-  shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : 1);
+  constexpr std::uint32_t kAllKeys = 0x7fffffff;
+  shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : kAllKeys);
   if (shape.whole) return shape;
   const WorkspaceMap map =
       workspace_map(p.batch_size, num_parts(p, plan), plan.block_m, plan.head_dim_tile);
