@@ -33,8 +33,8 @@ def part_of(source: str, families: Iterable[str]) -> str:
         name = Path(source).stem
         fitting = [f for f in families if f"{name}_".startswith(f"{f.replace('/', '_')}_")]
         return max(fitting, key=len)
-    if "/unity_core_" in source or "/unity_plans_" in source:
-        return PARTS["src/core/"]
+    if joined := re.search("/unity_(core|plans|cpu)_", source):
+        return PARTS["src/cpu/" if joined[1] == "cpu" else "src/core/"]
     inside = os.path.relpath(source, ROOT)
     return next((part for folder, part in PARTS.items() if inside.startswith(folder)), BINDINGS)
 
