@@ -216,7 +216,11 @@ def test_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not eight_bit.Gate("", "", math.nan, 1.0).passed
 
 
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "QUERIES", 64)
+    monkeypatch.setattr(accuracy, "KEYS", 512)
     found = eight_bit.document(seeds=1, longest=1024)
     (tmp_path / "a.json").write_text(json.dumps(found))
     assert eight_bit.main(["--print", str(tmp_path / "a.json")]) == 0

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,14 @@ def test_the_whole_acceptance_table() -> None:
 def test_the_acceptance_table_up_to_512_keys(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = tuple(case for case in check.CASES if case.sizes[2] <= 512)
+    one_seed = (replace(case, seeds=case.seeds[:1]) for case in check.CASES)
+    short = tuple(case for case in one_seed if case.sizes[2] <= 512)
     monkeypatch.setattr(check, "CASES", short)
     assert main(["check", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("cpu ")]
     assert len(rows) == 27 and all(row.endswith("PASS") for row in rows)
-    assert "PASS: 93 problems" in printed
+    assert "PASS: 45 problems" in printed
 
 
 def test_commands_import_no_framework() -> None:

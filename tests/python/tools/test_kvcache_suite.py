@@ -414,6 +414,7 @@ def test_flashinfer(tmp_path: Path) -> None:
     assert file["served"]["attention_varlen"] == 1 and file["served"]["attention"] == 2
 
 
+@pytest.mark.nightly  # seconds to import torch, for a tool that changes seldom
 def test_only_some_cases(tmp_path: Path) -> None:
     status, results, printed = run(
         "flash-attention-2", tmp_path, FLASH_ATTN_2, "-k", "what=right", "--cases", "1"
@@ -423,6 +424,7 @@ def test_only_some_cases(tmp_path: Path) -> None:
     assert results["options"]["cases"] == 1
 
 
+@pytest.mark.nightly  # seconds to import torch, for a tool that changes seldom
 def test_nothing_that_dlattn_served_proves_nothing(tmp_path: Path) -> None:
     status, results, _ = run("flash-attention-2", tmp_path, FLASH_ATTN_2, "-k", "without_dlattn")
     assert status == 1 and results["outcomes"] == {"passed without dlattn": 1}
@@ -437,6 +439,7 @@ def test_a_case_that_hangs(tmp_path: Path) -> None:
     assert status == 1 and results["outcomes"] == {"passed": 2, "crashed": 1}
 
 
+@pytest.mark.nightly  # seconds to import torch, for a tool that changes seldom
 def test_a_file_that_does_not_load(tmp_path: Path) -> None:
     status, results, _ = run("flashinfer", tmp_path, "import no_such_module\n")
     assert status == 1 and results["compared"] == 0

@@ -145,11 +145,12 @@ def test_what_passes_must_pass_with_dlattn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_lost(tmp_path: Path) -> None:
-    status, results, printed = run(tmp_path, "-k", "serves|many_1", "--jobs", "4")
+    status, results, printed = run(tmp_path, "-k", "serves|many_1", "--jobs", "2")
     assert status == 0, printed
     assert results["lost"] == [] and results["compared"] == 12
 
 
+@pytest.mark.nightly  # seconds to import torch, for a tool that changes seldom
 def test_nothing_that_dlattn_served_proves_nothing(tmp_path: Path) -> None:
     status, results, _ = run(tmp_path, "-k", "many", "--shard", "1/2")
     assert status == 1
@@ -173,6 +174,7 @@ def test_a_test_that_hangs(tmp_path: Path) -> None:
     assert lost["outcome"] == "crashed" and "Timeout" in lost["message"]
 
 
+@pytest.mark.nightly  # seconds to import torch, for a tool that changes seldom
 def test_a_file_that_does_not_load(tmp_path: Path) -> None:
     status, results, _ = run(tmp_path, text="import no_such_module\n")
     assert status == 1 and results["compared"] == 0
