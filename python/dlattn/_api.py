@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dlattn import _core
 from dlattn._types import DeviceInfo, Info, Layout, Tensor
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
+_Array = TypeVar("_Array")
+
+
+@overload
+def merge_states(
+    outs: Sequence[NDArray[Any]] | NDArray[Any],
+    lses: Sequence[Tensor] | Tensor,
+    *,
+    layout: Layout = "bshd",
+    stream: Any = None,
+) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def merge_states(
+    outs: Sequence[_Array],
+    lses: Sequence[Tensor] | Tensor,
+    *,
+    layout: Layout = "bshd",
+    stream: Any = None,
+) -> tuple[_Array, _Array]: ...
+@overload
+def merge_states(
+    outs: _Array,
+    lses: Sequence[Tensor] | Tensor,
+    *,
+    layout: Layout = "bshd",
+    stream: Any = None,
+) -> tuple[_Array, _Array]: ...
 def merge_states(
     outs: Sequence[Tensor] | Tensor,
     lses: Sequence[Tensor] | Tensor,

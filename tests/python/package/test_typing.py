@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,22 @@ def uses(q: torch.Tensor, x: NDArray[np.float16], lse: bool) -> None:
     dlattn.supported(q, q, q, kernel="nope")
     dlattn.attention(q, q, q, layout="sbhd")
     wrong: int = dlattn.attention(q, q, q)
+    reveal_type(dlattn.merge_states([q, q], q))
+    reveal_type(dlattn.merge_states(q, q))
+    reveal_type(dlattn.merge_states((x, x), [x, x]))
+"""
+
+# With the torch that there is.
+TORCH_USES = """
+import torch
+
+import dlattn.torch
+
+def uses(q: torch.Tensor) -> None:
+    reveal_type(dlattn.torch.ring_attention(q, q, q, causal=True))
+    reveal_type(dlattn.torch.shard_sequence(q))
+    dlattn.torch.ring_attention(q, q, q, casual=True)
+    dlattn.torch.activate(allow=1)
 """
 
 # Modules that are not looked at: they need the torch that there is.
@@ -49,12 +67,16 @@ python_version = 3.12
 follow_imports = skip
 """
 
+MYPY_ARRAY = "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"
 REVEALED = [
     "torch.Tensor",
     "tuple[torch.Tensor, torch.Tensor]",
     "Any",
     "numpy.ndarray",
     "torch.Tensor",
+    "tuple[torch.Tensor, torch.Tensor]",
+    "tuple[torch.Tensor, torch.Tensor]",
+    f"tuple[{MYPY_ARRAY}, {MYPY_ARRAY}]",
 ]
 WRONG = {16: "call-overload", 17: "call-overload", 18: "arg-type", 19: "call-overload"}
 
@@ -85,6 +107,46 @@ def test_mypy_strict(tmp_path: Path) -> None:
         if found := re.match(r"uses\.py:(\d+): error: .*\[([\w-]+)\]", line):
             errors[int(found[1])] = found[2]
     assert errors == {**WRONG, 20: "assignment"}, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_pyright(tmp_path: Path) -> None:
+    """By basedpyright, which is pyright as pip installs it, without npm."""
+    pytest.importorskip("basedpyright")
+    uses = {"uses.py": USES}
+    if find_spec("torch") is None:
+        (tmp_path / "torch.pyi").write_text(TORCH)
+    else:
+        uses["torch_uses.py"] = TORCH_USES
+    for name, text in uses.items():
+        (tmp_path / name).write_text(text)
+    settings = {"include": list(uses), "extraPaths": [str(tmp_path), str(PACKAGE)]}
+    settings |= {"typeCheckingMode": "standard", "pythonVersion": "3.12"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    revealed: dict[str, list[str]] = {name: [] for name in uses}
+    errors: dict[str, set[int]] = {name: set() for name in uses}
+    for each in found:
+        name = Path(each["file"]).name
+        if each["severity"] == "error":
+            errors[name].add(each["range"]["start"]["line"] + 1)
+        elif " is " in each["message"]:
+            revealed[name].append(re.sub(r'.* is "(.*)"', r"\1", each["message"]))
+    pair = "tuple[Tensor, Tensor]"
+    array = "NDArray[Any]"
+    expected = ["Tensor", pair, "Any", array, "Tensor", pair, pair, f"tuple[{array}, {array}]"]
+    long = "ndarray[tuple[Any, ...], dtype[Any]]"
+    assert [x.replace(long, array) for x in revealed["uses.py"]] == expected, found
+    assert errors["uses.py"] == {*WRONG, 20}, found
+    if "torch_uses.py" in uses:
+        assert revealed["torch_uses.py"] == ["Tensor", "Tensor"], found
+        assert errors["torch_uses.py"] == {9, 10}, found
 
 
 def test_stubs_cost_an_import_nothing() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,8 +18,16 @@ from dlattn.integrations.ring.passes import RingAttention
 from dlattn.integrations.ring.sharding import check_counts, lengths_of
 from dlattn.integrations.torch.autocast import cast
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-@torch.compiler.disable
+
+def _not_compiled(function: _Function) -> _Function:
+    """torch.compiler.disable, which hides a function's arguments from type checkers."""
+    disabled: Any = torch.compiler.disable(function)
+    return disabled  # type: ignore[no-any-return]
+
+
+@_not_compiled
 def ring_attention(
     q: torch.Tensor,
     k: torch.Tensor,
