@@ -13,6 +13,7 @@
 #include "core/problem/limits.h"
 #include "core/problem/quantized.h"
 #include "core/problem/rounding.h"
+#include "cpu/aligned_memory.h"
 #include "cpu/convert.h"
 #include "devices.h"
 
@@ -52,7 +53,7 @@ Tensor16 draw(DType dtype, std::size_t count, double mean, std::mt19937* random)
 }
 
 struct Free {
-  void operator()(void* p) const { std::free(p); }
+  void operator()(void* p) const { cpu::free_aligned(p); }
 };
 
 struct Quantized {
@@ -90,7 +91,7 @@ Quantized make(const Problem& problem) {
   q.layout = quantized_layout(p);
   CHECK_EQ(quantized_kv_bytes(p), q.layout.bytes);
   const auto bytes = static_cast<std::size_t>(q.layout.bytes);
-  q.buffer.reset(std::aligned_alloc(kWorkspaceAlignment, bytes));
+  q.buffer.reset(cpu::aligned_memory(bytes, kWorkspaceAlignment));
   std::memset(q.buffer.get(), 0xFF, bytes);
   p.quantized_kv = q.buffer.get();
   q.view = view_of(q.layout, q.buffer.get(), varlen);

@@ -2,13 +2,13 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/problem/tensor_sizes.h"
 #include "core/util/ceil_div.h"
+#include "cpu/aligned_memory.h"
 #include "cpu/backward/task.h"
 #include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
@@ -167,12 +167,9 @@ class Backward {
         scratch_bytes_(kernels_.scratch_bytes(params)),
         sums_(sums_of(b_, kernels_, parts_, threads_, longest())),
         writes_bias_(owners_write_bias(b_, !sequences_.empty())),
-        memory_(static_cast<char*>(std::aligned_alloc(
-                    64, static_cast<std::size_t>(delta_bytes(p_) + threads_ * scratch_bytes_ +
-                                                 sums_.count * sums_.bytes))),
-                std::free) {
-    if (!memory_) throw std::bad_alloc();
-  }
+        memory_(aligned_memory(static_cast<std::size_t>(
+                    delta_bytes(p_) + threads_ * scratch_bytes_ + sums_.count * sums_.bytes)),
+                free_aligned) {}
 
   void run() {
     if (p_.cu_seqlens_q || p_.cu_seqlens_k) clear_rows();

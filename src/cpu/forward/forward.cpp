@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -8,6 +6,7 @@
 
 #include "core/backend.h"
 #include "core/util/ceil_div.h"
+#include "cpu/aligned_memory.h"
 #include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/forward/quantized.h"
@@ -124,7 +123,7 @@ static_assert(std::is_trivially_destructible_v<Kept>);
 struct FreeAtEnd {
   bool wanted = false;  // set where a thread keeps something: the first access makes the object
   ~FreeAtEnd() {
-    std::free(kept.block.memory);
+    free_aligned(kept.block.memory);
     kept = {{}, true};
   }
 };
@@ -137,16 +136,15 @@ class Workspace {
  public:
   explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_.block, {})) {
     if (block_.bytes >= bytes) return;
-    std::free(block_.memory);
-    block_ = {static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes))), bytes};
-    if (!block_.memory) throw std::bad_alloc();
+    free_aligned(block_.memory);
+    block_ = {aligned_memory(static_cast<std::size_t>(bytes)), bytes};
   }
   ~Workspace() {
     if (!kept_.ended && block_.bytes <= kMostKept) {
       free_at_end.wanted = true;
       std::swap(kept_.block, block_);  // a call that the poll made may have kept another one
     }
-    std::free(block_.memory);
+    free_aligned(block_.memory);
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
