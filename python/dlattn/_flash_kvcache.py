@@ -21,6 +21,7 @@ _NAMES = {
     "seqused_k": "cache_seqlens",
     "leftpad_k": "cache_leftpad",
     "page_table": "block_table",
+    "sinks": "s_aux",
 }
 
 
@@ -152,7 +153,7 @@ def varlen(
             **options,
         )
     except (UnsupportedError, TypeError) as error:
-        _views.rename(error, {"page_table": "block_table"})
+        _views.rename(error, {"page_table": "block_table", "sinks": "s_aux"})
         raise
 
 

@@ -122,18 +122,22 @@ def flash_attn_func(
         from dlattn.integrations.torch import flash
 
         function = partial(flash.attention, deterministic=bool(deterministic))
-    result = function(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        alibi_slopes=alibi_slopes,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        sinks=s_aux,
-        **options,
-    )
+    try:
+        result = function(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            alibi_slopes=alibi_slopes,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            sinks=s_aux,
+            **options,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, {"sinks": "s_aux"})
+        raise
     return triple(*result) if return_attn_probs else result
 
 

@@ -107,6 +107,12 @@ def test_refusals() -> None:
         attend(q, k, v, causal="left", **where)
     with pytest.raises(dlattn.UnsupportedError, match=r"layout is 'sbhd'; accepted: 'bshd'"):
         attend(q, k, v, layout="sbhd", **where)
+    with pytest.raises(dlattn.UnsupportedError, match=r"window is \(-1, 0\); accepted: \(left, r"):
+        attend(q, k, v, window=(-1, 0), **where)
+    with pytest.raises(TypeError, match=r"v_cache is (None|of type NoneType); accep"):
+        attend(q, k, None, **where)
+    with pytest.raises(TypeError, match=r"max_seqlen_k is of type str; accepted: an int or None"):
+        attend(q, k, v, max_seqlen_k="a", **where)
     with pytest.raises(dlattn.UnsupportedError, match=r"causal is 3; accepted: 0"):
         OP(q, k, v, where["seqused_k"], causal=3)
     with pytest.raises(dlattn.UnsupportedError, match=r"seqused_k\[1\] is 13"):

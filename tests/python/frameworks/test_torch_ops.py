@@ -113,11 +113,20 @@ def test_the_functions_arguments() -> None:
         ({"layout": "sbhd"}, r"layout is 'sbhd'; accepted: 'bshd', 'bhsd'"),
         ({"softcap": -1.0}, r"softcap"),
         ({"precision": "int4"}, r"precision"),
+        ({"causal": ["left"]}, r"causal is \['left'\]; accepted: False, True, "),
+        ({"window": 5}, r"window is 5; accepted: \(left, right\), each None or an int from 0 on"),
+        ({"window": (-1, 0)}, r"window is \(-1, 0\); accepted: "),
+        ({"window": (1, 2, 3)}, r"window is \(1, 2, 3\); accepted: "),
+        ({"softcap": "a"}, r"softcap is of type str; accepted: a number$"),
+        ({"softmax_scale": [1]}, r"softmax_scale is of type list; accepted: a number or None$"),
+        ({"bias": 3.0}, r"bias is of type float; accepted: a torch.Tensor or None$"),
+        ({"q": "a"}, r"q is of type str; accepted: a torch.Tensor$"),
+        ({"v": None}, r"v is (None|of type NoneType); accepted: a torch"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        dlattn.torch.attention(*inputs(), **options)
+        dlattn.torch.attention(**{**dict(zip("qkv", inputs(), strict=True)), **options})
 
 
 def test_wrong_arguments_of_the_operator() -> None:

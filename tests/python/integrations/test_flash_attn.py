@@ -101,6 +101,12 @@ def test_sinks_are_named_s_aux():
     assert not np.allclose(
         found, flash_attn.flash_attn_func(q[None], k[None], v[None], causal=True)
     )
+    with pytest.raises(UnsupportedError, match=r"^s_aux: dtype is float64; accepted: float32"):
+        flash_attn.flash_attn_func(q[None], k[None], v[None], s_aux=np.ones(4))
+    with pytest.raises(UnsupportedError, match=r"^s_aux: shape is \(3,\); accepted: \(4,\)"):
+        flash_attn.flash_attn_varlen_func(
+            q, k, v, starts, starts, 6, 6, s_aux=np.ones(3, np.float32)
+        )
 
 
 def seen_keys(seqlen_q, seqlen_k, causal, window, window_seqlen):

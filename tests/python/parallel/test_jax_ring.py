@@ -107,6 +107,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"order": "striped"}, "order is 'striped'; accepted: 'zigzag', 'contiguous'"),
     ({"causal": "left"}, "causal is 'left'; accepted: False, True"),
     ({"window": (1, -1)}, r"window is \(1, -1\); accepted: None or \(left, right\)"),
+    ({"window": 5}, r"window is 5; accepted: None or \(left, right\)"),
+    ({"axis_name": -1}, "axis_name is -1; accepted: an axis of the jax.shard_map around"),
     ({"softcap": -1.0}, "softcap"),
     ({"layout": "sbhd"}, "layout"),
     ({"sinks": np.float32(1)}, r"sinks: shape is \(\); accepted: \(2,\)"),
@@ -136,6 +138,19 @@ def test_gradients_that_there_are_not() -> None:
         jax.grad(first)(q)
 
 
+def test_infinite_sinks() -> None:
+    """One of +inf takes everything, and has the gradient of a sink that is merely large."""
+    qkv = arrays()
+
+    def gradient(sink: float) -> Any:
+        sinks = jnp.asarray([sink, 0.5])
+        return jax.grad(lambda x: (on_one_device(*qkv, sinks=x) ** 2).sum())(sinks)
+
+    np.testing.assert_array_equal(gradient(np.inf), gradient(300.0))
+    np.testing.assert_array_equal(gradient(-np.inf)[0], 0.0)
+    assert gradient(np.inf)[1] != 0.0
+
+
 @pytest.mark.parametrize("order", shards.ORDERS)
 def test_sequences_in_the_order_of_devices(order: str) -> None:
     x = np.arange(2 * 24).reshape(2, 24)
@@ -147,8 +162,9 @@ def test_sequences_in_the_order_of_devices(order: str) -> None:
         np.testing.assert_array_equal(back.T, x)
     with pytest.raises(UnsupportedError, match="num_shards is 5; accepted: an int from 1 on that"):
         face.shard_sequence(x, 5, order=order)
-    with pytest.raises(UnsupportedError, match="axis is 2; accepted: a dimension of x"):
-        face.unshard_sequence(x, 2, axis=2, order=order)
+    for axis in (2, "rows"):
+        with pytest.raises(UnsupportedError, match=f"axis is {axis!r}; accepted: a dimension of"):
+            face.unshard_sequence(x, 2, axis=axis, order=order)
 
 
 def test_over_four_devices() -> None:

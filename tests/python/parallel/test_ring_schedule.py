@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring import shards
-from dlattn.integrations.ring.schedule import Call, Mask, Pair, Step, band_pair, steps
+from dlattn.integrations.ring.schedule import (
+    Call,
+    Mask,
+    Pair,
+    Step,
+    band_pair,
+    mask_of,
+    steps,
+)
 
 
 def work_of(pair: Pair) -> int:
@@ -141,3 +150,14 @@ def test_orders() -> None:
     assert shards.positions(16, 2, 1, "zigzag") == ((4, 12),)
     assert shards.positions(16, 2, 0, "zigzag") == ((0, 4), (12, 16))
     assert shards.rows((4, 8), 2, 1, "contiguous") == ((2, 4), (8, 12))
+
+
+def test_masks() -> None:
+    assert mask_of(True, (3, None), False) == mask_of("top_left", [3, 5], False) == Mask(3, 0)
+    assert mask_of(False, None, True) == Mask(None, None, True)
+    for causal in ("left", [True], None):
+        with pytest.raises(UnsupportedError, match=f"causal is {re.escape(repr(causal))}; acc"):
+            mask_of(causal, None, False)
+    for window in (5, "ab", (1,), (1, -1), (True, 0)):
+        with pytest.raises(UnsupportedError, match=f"window is {re.escape(repr(window))}; acc"):
+            mask_of(False, window, False)

@@ -69,6 +69,7 @@ def wrong_arguments(group: Any) -> list[str]:
         "alibi_slopes requires grad": {"alibi_slopes": slopes},
         "sinks is torch.float32 of shape (2,)": {"sinks": torch.ones(2)},
         "window is (-1, 0)": {"window": (-1, 0)},
+        "window is 5": {"window": 5},
         "causal is 'left'": {"causal": "left"},
         "order is 'striped'": {"order": "striped"},
         "mode is 'gather'": {"mode": "gather"},
@@ -85,6 +86,11 @@ def wrong_arguments(group: Any) -> list[str]:
     x = [y[0] for y in (q, k, v)]
     wrong += _refused("cu_seqlens is [0, 3, 2]", lambda: ring_attention(*x, **starts))
     wrong += _refused("group is a int", lambda: ring_attention(q, k, v, group=3), TypeError)
+    wrong += _refused("dim is 4; accepted: a", lambda: shard_sequence(q, group, 4))
+    wrong += _refused("x is a list", lambda: shard_sequence([1.0], group), TypeError)
+    wrong += _refused(
+        "cu_seqlens is a int", lambda: shard_sequence(q, group, cu_seqlens=3), TypeError
+    )
     leaf = q.clone().requires_grad_()
     return wrong + _refused("x requires grad", lambda: unshard_sequence(leaf, group))
 

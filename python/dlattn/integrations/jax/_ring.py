@@ -245,7 +245,8 @@ def _sink_gradient(ring: Ring, operands: Operands) -> Any:
         delta = delta.swapaxes(1, 2) if ring.layout == "bshd" else delta
     if "dlse" in operands:
         delta = delta - operands["dlse"].astype(dtype)
-    weight = jnp.where(jnp.isneginf(lse), 0, jnp.exp(sinks[:, None] - lse)).astype(dtype)
+    share = jnp.where(sinks[:, None] < lse, jnp.exp(sinks[:, None] - lse), 1)  # 1 too at +inf
+    weight = jnp.where(jnp.isneginf(lse), 0, share).astype(dtype)
     return -(weight * delta).sum((0, 2)).astype(sinks.dtype)
 
 

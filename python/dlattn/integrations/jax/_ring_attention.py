@@ -19,7 +19,7 @@ from dlattn.integrations.jax._launch import Names, Result
 from dlattn.integrations.jax._layers import with_automatic_axes
 from dlattn.integrations.jax._operands import NAMES, dims
 from dlattn.integrations.ring import shards
-from dlattn.integrations.ring.schedule import Mask
+from dlattn.integrations.ring.schedule import mask_of
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -84,7 +84,7 @@ def ring_attention(
         if x is not None or name in ("q", "k", "v")
     }
     shards.check_order(order)
-    mask = _mask_of(causal, window, alibi_slopes is not None)
+    mask = mask_of(causal, window, alibi_slopes is not None)
     bound = _launch.SIGNATURE.bind(
         q, k, v, softmax_scale=softmax_scale, softcap=softcap, layout=layout, return_lse=True
     )
@@ -104,23 +104,10 @@ def ring_attention(
     return _differentiable(ring, tuple(operands))(*operands.values())
 
 
-def _mask_of(causal: Any, window: Any, distances: bool) -> Mask:
-    if causal not in (False, True, "bottom_right", "top_left"):
-        raise UnsupportedError(
-            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
-        )
-    sides = (None, None) if window is None else tuple(window)
-    if len(sides) != 2 or not all(x is None or (type(x) is int and x >= 0) for x in sides):
-        raise UnsupportedError(
-            f"window is {window!r}; accepted: None or (left, right), each None or an int from 0 on"
-        )
-    return Mask(sides[0], 0 if causal else sides[1], distances)
-
-
 def _axis_size(axis_name: Any) -> int:
     try:
         return int(jax.lax.axis_size(axis_name))
-    except NameError as error:
+    except (NameError, TypeError, ValueError) as error:
         raise UnsupportedError(
             f"axis_name is {axis_name!r}; accepted: an axis of the jax.shard_map around the call"
         ) from error
@@ -258,8 +245,8 @@ def unshard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zi
 def _reordered(x: Any, num_shards: int, axis: int, order: str, *, back: bool) -> Any:
     shards.check_order(order)
     x = _launch.array(x, "x")
-    if not -x.ndim <= axis < x.ndim:
-        raise UnsupportedError(f"axis is {axis}; accepted: a dimension of x, which has {x.ndim}")
+    if type(axis) is not int or not -x.ndim <= axis < x.ndim:
+        raise UnsupportedError(f"axis is {axis!r}; accepted: a dimension of x, which has {x.ndim}")
     length = x.shape[axis]
     if type(num_shards) is not int or num_shards < 1 or length % num_shards:
         raise UnsupportedError(

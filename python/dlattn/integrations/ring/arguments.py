@@ -7,31 +7,17 @@ from typing import Any
 import torch
 
 from dlattn._errors import UnsupportedError
-from dlattn.integrations.ring.schedule import Mask
 from dlattn.integrations.ring.shards import check_order
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_words(causal: object, layout: object, order: object, mode: object) -> None:
-    if causal not in (False, True, "bottom_right", "top_left"):
-        raise UnsupportedError(
-            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
-        )
-    if layout not in ("bshd", "bhsd"):
+def check_words(layout: object, order: object, mode: object) -> None:
+    if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
         raise UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
-    if mode not in ("ring", "all_to_all"):
+    if not isinstance(mode, str) or mode not in ("ring", "all_to_all"):
         raise UnsupportedError(f"mode is {mode!r}; accepted: 'ring', 'all_to_all'")
     check_order(order)
-
-
-def mask_of(causal: object, window: Any, distances: bool) -> Mask:
-    sides = (None, None) if window is None else tuple(window)
-    if len(sides) != 2 or not all(x is None or (type(x) is int and x >= 0) for x in sides):
-        raise UnsupportedError(
-            f"window is {window!r}; accepted: None or (left, right), each None or an int from 0 on"
-        )
-    return Mask(sides[0], 0 if causal else sides[1], distances)
 
 
 def check_tensors(

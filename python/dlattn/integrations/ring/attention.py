@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from dlattn._errors import UnsupportedError
 from dlattn._types import Causal, Layout, Window
 from dlattn.integrations.ring import heads, shards
 from dlattn.integrations.ring.agreement import agreed, description
-from dlattn.integrations.ring.arguments import check_tensors, check_words, mask_of
+from dlattn.integrations.ring.arguments import check_tensors, check_words
 from dlattn.integrations.ring.calls import Problem
 from dlattn.integrations.ring.communication import Group
 from dlattn.integrations.ring.passes import RingAttention
+from dlattn.integrations.ring.schedule import mask_of
 from dlattn.integrations.ring.sharding import check_counts, lengths_of
 from dlattn.integrations.torch.autocast import cast
 
@@ -102,13 +102,13 @@ def ring_attention(
     lengths: tuple[int, ...] = ()
     said: list[int] = []
     try:
-        check_words(causal, layout, order, mode)
+        check_words(layout, order, mode)
         mask = mask_of(causal, window, alibi_slopes is not None)
         check_tensors(q, k, v, sinks, alibi_slopes, packed, layout)
         lengths = lengths_of(cu_seqlens) if packed else ()
         settings = (mask, softmax_scale, softcap, lengths, layout, order, mode, deterministic)
         said = description(q, k, v, sinks, alibi_slopes, layout, settings)
-    except (UnsupportedError, TypeError) as error:
+    except Exception as error:
         refused = error  # the others are waiting to be told
     counts = agreed(among, said, refused, q, check)
     if not packed:

@@ -100,7 +100,8 @@ def _sink_gradients(
     dtype = sum_dtype(out)
     delta = (dout.to(dtype) * out.to(dtype)).sum(-1)
     delta = delta.transpose(-1, -2) if problem.layout == "bshd" else delta
-    shares = torch.where(lse == -torch.inf, 0.0, (sinks[:, None] - lse).exp().to(dtype) * delta)
+    share = torch.where(sinks[:, None] < lse, (sinks[:, None] - lse).exp(), 1.0)  # 1 too at +inf
+    shares = torch.where(lse == -torch.inf, 0.0, share.to(dtype) * delta)
     shares = shares.sum(-1)
     return -(shares if problem.packed else shares.sum(0)).to(sinks.dtype)
 

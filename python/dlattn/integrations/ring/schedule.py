@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring.shards import Range, count, joined, positions
 
 _FAR = 1 << 60  # beyond any position
@@ -28,6 +29,29 @@ class Mask(NamedTuple):
     left: int | None = None
     right: int | None = None
     distances: bool = False
+
+
+def mask_of(causal: Any, window: Any, distances: bool) -> Mask:
+    """The mask that these arguments of ring_attention mean."""
+    if not isinstance(causal, (int, str)) or causal not in (
+        False,
+        True,
+        "bottom_right",
+        "top_left",
+    ):
+        raise UnsupportedError(
+            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
+        )
+    sides = (None, None) if window is None else window
+    if (
+        not isinstance(sides, (tuple, list))
+        or len(sides) != 2
+        or not all(x is None or (type(x) is int and x >= 0) for x in sides)
+    ):
+        raise UnsupportedError(
+            f"window is {window!r}; accepted: None or (left, right), each None or an int from 0 on"
+        )
+    return Mask(sides[0], 0 if causal else sides[1], distances)
 
 
 class Pair(NamedTuple):

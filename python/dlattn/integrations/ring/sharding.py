@@ -16,7 +16,12 @@ from dlattn.integrations.ring.communication import Group
 
 def lengths_of(cu_seqlens: Any) -> tuple[int, ...]:
     """The lengths of sequences from where each begins, and the last one ends."""
+    if not isinstance(cu_seqlens, (torch.Tensor, list, tuple)):
+        raise TypeError(
+            f"cu_seqlens is a {type(cu_seqlens).__name__}; accepted: a torch.Tensor or a list"
+        )
     starts = cu_seqlens.tolist() if isinstance(cu_seqlens, torch.Tensor) else list(cu_seqlens)
+    starts = starts if isinstance(starts, list) else [starts]
     whole = all(type(x) is int for x in starts)
     if not whole or len(starts) < 2 or starts[0] != 0 or sorted(starts) != starts:
         raise UnsupportedError(
@@ -61,6 +66,7 @@ def shard_sequence(
     Raises:
         UnsupportedError, TypeError: An argument is wrong.
     """
+    _check_dim(x, dim)
     to = Group(group)
     shards.check_order(order)
     lengths = _lengths(x.shape[dim], cu_seqlens)
@@ -89,6 +95,7 @@ def unshard_sequence(
     Raises:
         UnsupportedError, TypeError: An argument is wrong, or the parts are not those of a sequence.
     """
+    _check_dim(x, dim)
     to = Group(group)
     shards.check_order(order)
     if x.requires_grad and torch.is_grad_enabled():
@@ -113,6 +120,13 @@ def unshard_sequence(
             whole.narrow(dim, begin, end - begin).copy_(part.narrow(dim, row, end - begin))
             row += end - begin
     return whole
+
+
+def _check_dim(x: Any, dim: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; accepted: a torch.Tensor")
+    if type(dim) is not int or not -x.dim() <= dim < x.dim():
+        raise UnsupportedError(f"dim is {dim!r}; accepted: a dimension of x, which has {x.dim()}")
 
 
 def _lengths(rows: int, cu_seqlens: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ ORDERS = ("zigzag", "contiguous")
 
 
 def check_order(order: object) -> None:
-    if order not in ORDERS:
+    if not isinstance(order, str) or order not in ORDERS:
         raise UnsupportedError(f"order is {order!r}; accepted: 'zigzag', 'contiguous'")
 
 

@@ -55,27 +55,31 @@ def attention_with_kvcache(
     among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
     """
     ops.check_words(causal, layout)
-    out, lse = torch.ops.dlattn.attention_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        seqused_k,
-        page_table,
-        cache_batch_idx,
-        leftpad_k,
-        max_seqlen_k,
-        ops.CAUSAL[causal],
-        softmax_scale,
-        *(-1 if side is None else side for side in window),
-        softcap,
-        mask,
-        alibi_slopes,
-        sinks,
-        layout == "bhsd",
-        batch_invariant,
-        k_descale,
-        v_descale,
-    )
+    try:
+        out, lse = torch.ops.dlattn.attention_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k,
+            page_table,
+            cache_batch_idx,
+            leftpad_k,
+            max_seqlen_k,
+            ops.CAUSAL[causal],
+            softmax_scale,
+            *ops.sides_of(window),
+            softcap,
+            mask,
+            alibi_slopes,
+            sinks,
+            layout == "bhsd",
+            batch_invariant,
+            k_descale,
+            v_descale,
+        )
+    except RuntimeError as error:
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k}
+        raise ops.error_of(error, **tensors) from None
     return (out, lse) if return_lse else out
 
 

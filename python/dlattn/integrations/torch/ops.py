@@ -13,6 +13,7 @@ Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,7 @@ def attention(
         sinks,
         CAUSAL[causal],
         softmax_scale,
-        *(-1 if side is None else side for side in window),
+        *sides_of(window),
         softcap,
         precision,
         layout == "bhsd",
@@ -103,7 +104,7 @@ def attention(
         else:
             out, lse = torch.ops.dlattn.attention(*given)
     except RuntimeError as error:
-        raise own_error(error) from None
+        raise error_of(error, q=q, k=k, v=v) from None
     return (out, lse) if return_lse else out
 
 
@@ -147,7 +148,7 @@ def attention_varlen(
         sinks,
         CAUSAL[causal],
         softmax_scale,
-        *(-1 if side is None else side for side in window),
+        *sides_of(window),
         softcap,
         precision,
         layout == "bhsd",
@@ -159,18 +160,53 @@ def attention_varlen(
         else:
             out, lse = torch.ops.dlattn.attention_varlen(*given)
     except RuntimeError as error:
-        raise own_error(error) from None
+        raise error_of(error, q=q, k=k, v=v) from None
     return (out, lse) if return_lse else out
 
 
 def check_words(causal: Any, layout: Any) -> None:
     """Raise UnsupportedError unless an operator has a number for them."""
-    if causal not in CAUSAL:
+    if not isinstance(causal, (int, str)) or causal not in CAUSAL:
         raise dlattn.UnsupportedError(
             f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
         )
-    if layout not in ("bshd", "bhsd"):
+    if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
         raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+
+
+def sides_of(window: Any) -> tuple[Any, Any]:
+    """An operator's arguments for `window`."""
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if len(sides) != 2 or not all(
+        side is None or (isinstance(side, (int, torch.SymInt)) and side >= 0) for side in sides
+    ):
+        raise dlattn.UnsupportedError(
+            f"window is {window!r}; accepted: (left, right), each None or an int from 0 on"
+        )
+    return (-1 if sides[0] is None else sides[0], -1 if sides[1] is None else sides[1])
+
+
+# torch's words for an argument of another type than the operator's, and the types in dlattn's.
+_WRONG_TYPE = re.compile(
+    r"Expected a value of type '([\w\[\]]+)' for argument '(\w+)' but instead found type '([\w.]+)'"
+)
+_ACCEPTED = {"Tensor": "a torch.Tensor", "float": "a number", "int": "an int", "bool": "a bool"}
+_NAMES = {"scale": "softmax_scale"}
+
+
+def error_of(error: RuntimeError, **tensors: Any) -> Exception:
+    """Return what `dlattn.attention` would raise where an operator raised `error`."""
+    for name, x in tensors.items():
+        if x is None:  # an undefined tensor to torch
+            return TypeError(f"{name} is None; accepted: a torch.Tensor")
+    found = _WRONG_TYPE.search(str(error))
+    if found is None:
+        return own_error(error)
+    kind, argument, given = found.groups()
+    inner = kind.removeprefix("Optional[").removesuffix("]")
+    accepted = _ACCEPTED.get(inner, inner) + (" or None" if kind != inner else "")
+    name = _NAMES.get(argument, argument)
+    return TypeError(f"{name} is of type {given}; accepted: {accepted}")
 
 
 def operators() -> dict[str, str]:
