@@ -125,6 +125,20 @@ def test_wrong_calls(changes: dict[str, Any], words: str) -> None:
         on_one_device(*(jnp.asarray(x, dtype) for x in qkv), **options)
 
 
+def test_axes_in_another_order_than_the_mesh_has_them() -> None:
+    """jax.lax.ppermute counts devices in the mesh's order, whatever that of its axes."""
+    mesh = jax.make_mesh((1, 1), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    for axes in (("x", "y"), ("y", "x")):
+        spec = P(None, axes)
+        attend = functools.partial(face.ring_attention, axis_name=axes)
+        over = jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+        if axes == ("x", "y"):
+            assert over(*arrays()).shape == (1, 6, 2, 8)
+            continue
+        with pytest.raises(UnsupportedError, match=r"axis_name is \('y', 'x'\); accepted: \('x',"):
+            over(*arrays())
+
+
 def test_gradients_that_there_are_not() -> None:
     q, k, v = arrays()
     slopes = np.array([0.5, 0.25], np.float32)

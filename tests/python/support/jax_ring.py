@@ -257,6 +257,7 @@ SPLITS = {
     "jit, batch, window, sinks": Split(
         {"window": (20, None), "causal": "top_left"}, (2, 2), P("y", "x"), IN_TYPES, ("sinks",)
     ),
+    "jit, two axes": Split({"causal": True}, (2, 2), P(None, ("y", "x"))),
     "jit, bias": Split({}, (2,), P(None, "x"), tensors=("bias",), gathers=True),
 }
 

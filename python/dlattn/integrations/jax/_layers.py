@@ -23,6 +23,7 @@ from dlattn.integrations.jax._operands import (
     dims,
     fold,
     folds,
+    in_order_of,
     last_dims,
     sharding_rule,
     size_of,
@@ -42,7 +43,11 @@ def partitionable(call: Call, shapes: tuple[tuple[int, ...], ...]) -> Callable[.
         return call.launch(operands)
 
     def split_as(q: Any) -> dict[str, Any]:
-        return call.splits(q.sharding.spec, q.sharding.mesh, num_heads_kv, length)
+        mesh = q.sharding.mesh
+        split = call.splits(q.sharding.spec, mesh, num_heads_kv, length)
+        # A ring needs the order of the mesh, in which jax.lax.ppermute counts devices.
+        rows = in_order_of(mesh, split["s"])
+        return {**split, "s": rows, "t": rows}
 
     def shardings(q: Any) -> tuple[Result, Result, list[tuple[Any, ...]]]:
         """Those of all operands and results, from that of q; and the axes over which each result is

@@ -97,6 +97,12 @@ def axes_of(spec: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(axis for part in parts for axis in part))
 
 
+def in_order_of(mesh: Any, part: Any) -> Any:
+    """The axes over which a dimension is split, in the order that the mesh has them."""
+    axes = axes_of((part,))
+    return part if len(axes) < 2 else tuple(sorted(axes, key=list(mesh.axis_names).index))
+
+
 def sharding_rule(
     names: Iterable[str],
     shapes: Iterable[tuple[int, ...]],
@@ -108,15 +114,15 @@ def sharding_rule(
 
     With `ring` sequences may be split too, those of q as those of k and v.
 
-    Query heads are KV heads times the queries of each, the factors g and r; a split of r would
-    leave two devices with the same KV heads, which their queries could not tell apart. A result has
+    Query heads that share KV heads are a dimension of their own to it. As the product of KV heads
+    and of the queries of each, a split over more devices than there are KV heads would split these
+    over a part of a mesh's axis, which a PartitionSpec cannot tell: JAX then fails. A result has
     the shape that is given, or all of its dimensions.
     """
     operands = list(zip(names, shapes, strict=True))
     num_heads = operands[0][1][dims("q", layout).index("h")]
     num_heads_kv = operands[1][1][dims("k", layout).index("g")]
-    group = num_heads // num_heads_kv
-    heads = "(g r)" if group > 1 and num_heads_kv > 1 else "g" if group == 1 else "h"
+    heads = "g" if num_heads == num_heads_kv else "h"
     seen: list[str] = []
     count = 0
 
@@ -129,9 +135,10 @@ def sharding_rule(
         if size == 1 and not full:
             count += 1
             return f"u{count}"
-        text = heads if letter == "h" else letter
-        seen.extend(x for x in text.strip("()").split() if x not in seen)
-        return text
+        letter = heads if letter == "h" else letter
+        if letter not in seen:
+            seen.append(letter)
+        return letter
 
     def side(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
         return ", ".join(
@@ -154,8 +161,5 @@ def sharding_rule(
         for name, letters, shape in full
     )
     whole = _HEAD_DIMS if ring else (*_ROWS, *_HEAD_DIMS)
-    alone = tuple(x for x in seen if x in (*whole, "r"))
-    options: dict[str, Any] = {"need_replication_factors": alone}
-    if heads == "(g r)":
-        options["r"] = group
-    return f"{left} -> {right}", options
+    alone = tuple(x for x in seen if x in whole)
+    return f"{left} -> {right}", {"need_replication_factors": alone}

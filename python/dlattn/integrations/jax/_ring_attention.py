@@ -17,7 +17,7 @@ from dlattn.integrations.jax import _call, _launch, _ring
 from dlattn.integrations.jax._calls import spec_of, vary
 from dlattn.integrations.jax._launch import Names, Result
 from dlattn.integrations.jax._layers import with_automatic_axes
-from dlattn.integrations.jax._operands import NAMES, dims
+from dlattn.integrations.jax._operands import NAMES, dims, in_order_of
 from dlattn.integrations.ring import shards
 from dlattn.integrations.ring.schedule import mask_of
 
@@ -52,8 +52,8 @@ def ring_attention(
         q: This device's queries, (batch, rows, num_heads, head_dim) in the layout "bshd": float16,
             bfloat16, float32 or float64, where `dlattn.attention` takes them.
         k, v: Its keys and values, of q's dtype and rows, with num_heads_kv heads.
-        axis_name: The axis of shard_map's mesh, or a tuple of axes, over which the sequences are
-            split. All its devices have the same number of rows.
+        axis_name: The axis of shard_map's mesh, or a tuple of axes in the mesh's order, over which
+            the sequences are split. All its devices have the same number of rows.
         causal: True, "bottom_right" and "top_left" are the same here: keys j <= i.
         softmax_scale, softcap: As for `dlattn.attention`.
         window: (left, right), as for `dlattn.attention`, in positions of the whole sequence. None:
@@ -106,11 +106,19 @@ def ring_attention(
 
 def _axis_size(axis_name: Any) -> int:
     try:
-        return int(jax.lax.axis_size(axis_name))
+        size = int(jax.lax.axis_size(axis_name))
     except (NameError, TypeError, ValueError) as error:
         raise UnsupportedError(
             f"axis_name is {axis_name!r}; accepted: an axis of the jax.shard_map around the call"
         ) from error
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    ordered = in_order_of(mesh, tuple(axes)) if set(axes) <= set(mesh.axis_names) else tuple(axes)
+    if len(axes) > 1 and tuple(axes) != ordered:
+        raise UnsupportedError(
+            f"axis_name is {axis_name!r}; accepted: {ordered!r}, the order that the mesh has"
+        )
+    return size
 
 
 def _check_rows(operands: dict[str, Any], layout: str) -> None:
