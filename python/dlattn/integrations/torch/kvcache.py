@@ -54,6 +54,7 @@ def attention_with_kvcache(
     rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
     among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
     """
+    ops.check_window(window)
     ops.check_words(causal, layout)
     try:
         out, lse = torch.ops.dlattn.attention_with_kvcache(
@@ -67,7 +68,7 @@ def attention_with_kvcache(
             max_seqlen_k,
             ops.CAUSAL[causal],
             softmax_scale,
-            *ops.sides_of(window),
+            *(-1 if side is None else side for side in window),
             softcap,
             mask,
             alibi_slopes,

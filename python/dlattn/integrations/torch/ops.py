@@ -81,6 +81,7 @@ def attention(
     alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
     `precision` is refused.
     """
+    check_window(window)
     check_words(causal, layout)
     given = [
         q,
@@ -92,7 +93,7 @@ def attention(
         sinks,
         CAUSAL[causal],
         softmax_scale,
-        *sides_of(window),
+        *(-1 if side is None else side for side in window),
         softcap,
         precision,
         layout == "bhsd",
@@ -132,6 +133,7 @@ def attention_varlen(
     batch_invariant: bool = False,
 ) -> Any:
     """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
+    check_window(window)
     check_words(causal, layout)
     given = [
         q,
@@ -148,7 +150,7 @@ def attention_varlen(
         sinks,
         CAUSAL[causal],
         softmax_scale,
-        *sides_of(window),
+        *(-1 if side is None else side for side in window),
         softcap,
         precision,
         layout == "bhsd",
@@ -174,16 +176,15 @@ def check_words(causal: Any, layout: Any) -> None:
         raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
 
 
-def sides_of(window: Any) -> tuple[Any, Any]:
-    """An operator's arguments for `window`."""
-    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+def check_window(window: Any) -> None:
+    """Raise UnsupportedError unless an operator has numbers for it."""
+    sides = window if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or not all(
         side is None or (isinstance(side, (int, torch.SymInt)) and side >= 0) for side in sides
     ):
         raise dlattn.UnsupportedError(
             f"window is {window!r}; accepted: (left, right), each None or an int from 0 on"
         )
-    return (-1 if sides[0] is None else sides[0], -1 if sides[1] is None else sides[1])
 
 
 # torch's words for an argument of another type than the operator's, and the types in dlattn's.
