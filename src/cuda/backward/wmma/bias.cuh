@@ -4,8 +4,8 @@
 // a step of queries.cuh, and goes over the batch entries, heads, queries and keys that it is the
 // sum over. S and dP are computed again; dS is added up in registers, and at the end in shared
 // memory over the queries or keys of the tile that dbias has one number for. Shared memory:
-// QuerySmem, then the sums, in fp32. Barriers: the block's, when the four tensors' tiles are in and
-// when they have been read.
+// QuerySmem, then the sums, in fp32. Barriers: the block's, three times a tile of scores: when dO
+// and V are in, when Q and K are and dO and V have been read, and when Q and K have been.
 
 #include "cuda/backward/wmma/queries.cuh"
 
@@ -38,52 +38,95 @@ struct BiasBlock {
     head = index % grid.heads, batch = index / grid.heads;
   }
 
-  // Adds dS of a head of a sequence.
-  __device__ __forceinline__ void add_head(const SequenceOf& seq, int b, int h) {
-    const BiasGrid& grid = shape.bias;
-    const tile::Range queries = grid.per_query
-                                    ? tile::Range{query_tile, query_tile + 1}
-                                    : tile::Range{0, (seq.seqlen_q + kBlockM - 1) / kBlockM};
-    const tile::Range keys = grid.per_key ? tile::Range{key_tile, key_tile + 1}
-                                          : tile::Range{0, (seq.seqlen_k + kBlockN - 1) / kBlockN};
-    const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
-    for (int m = queries.begin; m < queries.end; ++m) {
-      if (m * kBlockM >= seq.seqlen_q) break;
-      const tile::Range seen =
-          mask.any_row(m * kBlockM, min(m * kBlockM + kBlockM, seq.seqlen_q) - 1);
-      for (int n = keys.begin; n < keys.end; ++n) {
-        if (seen.end <= n * kBlockN || seen.begin >= n * kBlockN + kBlockN) continue;
-        add_tile(Queries(params, shape, seq, {m, h, b}), n);
-      }
-    }
+  // A tile of scores that the block goes over. Keys come first, then queries, heads and batch
+  // entries; not all of them need exist.
+  struct Place {
+    int batch, head, m, n;
+  };
+  __device__ __forceinline__ static tile::Range tiles(bool per_tile, int own, std::int64_t seqlen,
+                                                      int rows) {
+    if (per_tile) return {own, own + 1};
+    return {0, (static_cast<int>(seqlen) + rows - 1) / rows};
+  }
+  __device__ __forceinline__ tile::Range batches() const {
+    return summed(batch, shape.bias.batches, static_cast<int>(params.forward.batch_size));
+  }
+  __device__ __forceinline__ tile::Range heads() const {
+    return summed(head, shape.bias.heads, static_cast<int>(params.forward.num_heads));
+  }
+  __device__ __forceinline__ tile::Range queries() const {
+    return tiles(shape.bias.per_query, query_tile, params.forward.seqlen_q, kBlockM);
+  }
+  __device__ __forceinline__ tile::Range keys() const {
+    return tiles(shape.bias.per_key, key_tile, params.forward.seqlen_k, kBlockN);
+  }
+  // Whether a query of the tile sees one of its keys.
+  __device__ __forceinline__ bool is_seen(const Place& at) const {
+    const SequenceOf seq(params.forward, at.batch);
+    const int first = at.m * kBlockM, last = min(first + kBlockM, seq.seqlen_q) - 1;
+    if (first > last) return false;
+    const tile::Range seen = tile::Mask(shape, seq.shift, seq.seqlen_k).any_row(first, last);
+    return seen.end > at.n * kBlockN && seen.begin < at.n * kBlockN + kBlockN;
   }
 
-  __device__ __forceinline__ void add_tile(const Queries& block, int n) {
-    block.copy_queries();
-    block.copy_v(n);
-    block.copy_k(n);
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    typename Queries::Scores dp, s;
-    block.multiply(dp, Queries::kMap.dout, Queries::kMap.v);
-    block.multiply(s, Queries::kMap.q, Queries::kMap.k);
-    block.template gradients<false>(n, s, dp);
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[j][e] += s[0][j][e];
-    }
-    __syncthreads();
+  // Goes on to the next tile that is seen; false if there is none.
+  __device__ __forceinline__ bool advance(Place* at) const {
+    do {
+      if (++at->n < keys().end) continue;
+      at->n = keys().begin;
+      if (++at->m < queries().end) continue;
+      at->m = queries().begin;
+      if (++at->head < heads().end) continue;
+      at->head = heads().begin;
+      if (++at->batch >= batches().end) return false;
+    } while (!is_seen(*at));
+    return true;
   }
 
+  // Calls use(block, n) with what computes a tile.
+  template <typename Use>
+  __device__ __forceinline__ void with_tile(const Place& at, Use use) const {
+    const SequenceOf seq(params.forward, at.batch);
+    use(Queries(params, shape, seq, {at.m, at.head, at.batch}), at.n);
+  }
+  __device__ __forceinline__ void copy_values(const Place& at) const {
+    with_tile(at, [](const Queries& block, int n) { block.copy_dout(), block.copy_v(n); });
+  }
+  __device__ __forceinline__ void copy_keys(const Place& at) const {
+    with_tile(at, [](const Queries& block, int n) { block.copy_q(), block.copy_k(n); });
+  }
+
+  // dO and V of the next tile are copied while S is computed and its gradients, Q and K while the
+  // gradients are and the next dP.
   __device__ __forceinline__ void run() {
-    const AttentionParams& p = params.forward;
-    const tile::Range batches = summed(batch, shape.bias.batches, static_cast<int>(p.batch_size));
-    const tile::Range heads = summed(head, shape.bias.heads, static_cast<int>(p.num_heads));
-    for (int b = batches.begin; b < batches.end; ++b) {
-      const SequenceOf seq(p, b);
-      for (int h = heads.begin; h < heads.end; ++h) add_head(seq, b, h);
+    Place at = {batches().begin, heads().begin, queries().begin, keys().begin - 1};
+    bool more = advance(&at);
+    if (more) copy_values(at), copy_keys(at);
+#pragma unroll 1
+    while (more) {
+      Place next = at;
+      more = advance(&next);
+      with_tile(at, [&](const Queries& block, int n) {
+        typename Queries::Scores dp, s;
+        ptx::cp_async_wait<1>();
+        __syncthreads();  // dO and V are in
+        block.multiply(dp, Queries::kMap.dout, Queries::kMap.v);
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // Q and K are in, and all have read dO and V
+        if (more) copy_values(next);
+        block.multiply(s, Queries::kMap.q, Queries::kMap.k);
+        __syncthreads();  // all have read Q and K
+        if (more) copy_keys(next);
+        block.template gradients<false>(n, s, dp);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[j][e] += s[0][j][e];
+        }
+      });
+      at = next;
     }
+    __syncthreads();  // the sums go over Q and dO
     store();
   }
 

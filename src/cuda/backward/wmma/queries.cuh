@@ -95,9 +95,13 @@ struct QueryBlock {
     copy<kBlockN>(kMap.v, p.v, seq.start_k, head_kv(), n * kBlockN, seq.seqlen_k, p.head_dim_v);
     ptx::cp_async_commit();
   }
-  __device__ __forceinline__ void copy_queries() const {
+  // Without a commit: those of V or K close the group.
+  __device__ __forceinline__ void copy_q() const {
     const AttentionParams& p = params.forward;
     copy<kBlockM>(kMap.q, p.q, seq.start_q, head, m0, seq.seqlen_q, p.head_dim);
+  }
+  __device__ __forceinline__ void copy_dout() const {
+    const AttentionParams& p = params.forward;
     const bool any = params.dout.data != nullptr;
     copy<kBlockM>(kMap.dout, any ? params.dout : p.q, seq.start_q, head, m0,
                   any ? seq.seqlen_q : m0, p.head_dim_v);
@@ -161,7 +165,7 @@ struct QueryBlock {
     const int last = min(m0 + kBlockM, seq.seqlen_q) - 1;
     const tile::Range keys = mask.any_row(m0, last);
     const tile::Range tiles = tiles_of(keys, kBlockN);
-    if (tiles.begin < tiles.end) copy_queries(), copy_v(tiles.begin);
+    if (tiles.begin < tiles.end) copy_q(), copy_dout(), copy_v(tiles.begin);
 #pragma unroll 1
     for (int n = tiles.begin; n < tiles.end; ++n) {
       ptx::cp_async_wait<0>();
