@@ -25,7 +25,9 @@ inline double mma_products_ns(const AttentionParams& p, const DeviceInfo& device
   const double keys = w.mean > 0.0 ? w.longest / w.mean : 0.0;  // of the longest block
   const double longest = pairs / std::max(blocks, 1.0) * keys;
   const double most = busiest_share(w, pairs, blocks, longest, sms);
-  const double operations = 2.0 * products * head_dim_tile * most;
+  // Lanes load numbers of a bias and a mask one by one.
+  const double loads = (p.bias.data ? 1.0 : 0.0) + (p.mask.data ? 1.0 : 0.0);
+  const double operations = 2.0 * products * head_dim_tile * most * (1.0 + loads);
   return kFixed + operations / (tensor_rate(device) * mma_efficiency(head_dim_tile));
 }
 
