@@ -51,7 +51,9 @@ WMMA_BUGS = (
     _wmma("unscaled dk", WMMA_KEYS, "makes_dk ? shape.softmax_scale : 1.0f", "1.0f"),
     _wmma("the group's other heads left out", WMMA_WALK, "group_head < group()", "group_head < 1"),
     _wmma("softcap forgotten in dq", WMMA_QUERIES, "dp[0][i / 4][i % 4] *= factor", "(void)factor"),
-    _wmma("one head in dbias", WMMA_BIAS, "h < heads.end", "h < heads.begin + 1"),
+    _wmma(
+        "one head in dbias", WMMA_BIAS, "++at->head < heads().end", "++at->head <= heads().begin"
+    ),
 )
 
 BACKWARD_BUGS = (

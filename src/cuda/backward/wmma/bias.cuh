@@ -126,11 +126,11 @@ struct BiasBlock {
       });
       at = next;
     }
-    __syncthreads();  // the sums go over Q and dO
     store();
   }
 
-  // The tile's numbers by way of shared memory, in which all of them are.
+  // The tile's numbers by way of shared memory, in which all of them are: all warps have read Q and
+  // dO by the last barrier before.
   __device__ __forceinline__ void store() const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
