@@ -11,8 +11,8 @@ scaled by operations. `temp_bytes` is the memory that XLA plans on a GPU beside 
 results. In the compiled program that --hlo writes, each collective-permute-start of keys is to
 stand before a call of attention and its -done behind it, and in the trace they are to overlap.
 
-Unproven, as it has run on CPUs alone: all figures; that XLA's schedule is that one. If it is not,
-XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true asks for another.
+XLA computes beside one collective permutation at a time: that of gradients stands alone, and
+XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=2 may change it (not tried).
 """
 
 from __future__ import annotations

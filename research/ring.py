@@ -13,9 +13,8 @@ time; where it is longer than `--whole` rows, it is that many, scaled by operati
 all others, and those in which NCCL's run alone (`exposed`) or nothing does (`idle`); with --profile
 the traces are kept. `peak_bytes` is what a call adds to the memory that its inputs take.
 
-Unproven, as it has run on CPUs with gloo alone: that NCCL's messages overlap with attention and do
-not take too many of its SMs; that kernels for a GPU take each call of the ring (a key's bias for
-ALiBi in the backward pass, sequences without queries or without keys); all figures.
+Unproven, as no several GPUs have run it since: how much less of NCCL's kernels is exposed with keys
+of two steps under way, and with gradients and keys in one message.
 """
 
 from __future__ import annotations
