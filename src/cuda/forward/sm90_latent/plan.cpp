@@ -139,7 +139,7 @@ class WorkPartition {
   // columns are in L2, and of the kernel that adds up; and by how much keys come more slowly from
   // memory than it could give them.
   static constexpr double kFirst = 8000.0, kNext = 3000.0, kPerKey = 36.0, kCombine = 4000.0;
-  static constexpr double kBehindMemory = 1.35;
+  static constexpr double kBehindMemory = 1.25;
 
   // The time of a block with the keys of so many row blocks, which begins so many.
   double ns(double row_blocks, double begun) const {
