@@ -50,7 +50,8 @@ ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const TensorBox& box
   const CUresult result = encode(
       &map, data_type(box, dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data),
       sizes, strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      box.l2_bytes == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError(std::string(device.kernel_name()) + ": cuTensorMapEncodeTiled of " +
                       box.name + " failed: error " + std::to_string(result));

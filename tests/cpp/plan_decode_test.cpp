@@ -429,8 +429,9 @@ AttentionParams latents(std::int64_t batch_size, std::int64_t seqlen_k, std::int
 // Heads of 257 to 576 columns. Where V is K's first columns they are read once.
 void wide_heads() {
   for (const DeviceInfo& device : gpus()) {
-    const Plan few = dlattn::plan(latents(8, 4096, 16), device);
-    CHECK(few.kernel == "decode");
+    const Plan few = dlattn::plan(latents(8, 4096, 16), device, force("decode"));
+    CHECK(dlattn::plan(latents(8, 4096, 16), device).kernel ==
+          (device.compute_major == 9 ? "sm90_latent" : "decode"));
     CHECK_EQ(few.head_dim_tile, 576);
     CHECK(few.variant_name == std::string("rows16"));
   }

@@ -25,7 +25,8 @@ struct TensorBox {
   int element_bytes = 2;
   int box_columns = kBoxRowBytes / 2;  // which fill a row of the swizzle's, or half of one
   int rank = 4;
-  int box_depth = 1;  // of the third dimension
+  int box_depth = 1;   // of the third dimension
+  int l2_bytes = 256;  // that L2 reads of memory at a time: 128 or 256
 };
 
 // Rows of all sequences of one length: [batch][heads][rows][columns].

@@ -42,7 +42,7 @@ inline Times times(const AttentionParams& p, int head_dim_tile, int variant) {
   // Measured on an H200, of latents; V of its own takes as much longer as it has bytes.
   if (is_wide(head_dim_tile)) {
     const double of_values = is_latent(p) ? 1.0 : 1.9;
-    return {5000.0, 6000.0, (variant == kRows16 ? 92.0 : 82.0) * of_values * modified(p)};
+    return {9000.0, 6000.0, (variant == kRows16 ? 92.0 : 82.0) * of_values * modified(p)};
   }
   const double of_bytes = is_8_bit_cache(p) ? 0.65 : 1.0;
   const double of_rows = variant == kRows16 ? 11.0 : 12.0;

@@ -138,8 +138,8 @@ class WorkPartition {
   // In nanoseconds, on an H200: of a block's begin, of each further row block's, of a key where its
   // columns are in L2, and of the kernel that adds up; and by how much keys come more slowly from
   // memory than it could give them.
-  static constexpr double kFirst = 8000.0, kNext = 3000.0, kPerKey = 36.0, kCombine = 4000.0;
-  static constexpr double kBehindMemory = 1.25;
+  static constexpr double kFirst = 9000.0, kNext = 3000.0, kPerKey = 36.0, kCombine = 2500.0;
+  static constexpr double kBehindMemory = 1.1;
 
   // The time of a block with the keys of so many row blocks, which begins so many.
   double ns(double row_blocks, double begun) const {
