@@ -496,7 +496,7 @@ DECODE_BUGS = (
         "output not rescaled",
         "consumer.cuh",
         "rows.acc_o[i][e / 4][e % 4] *= factors[e / 2 % 2];",
-        "",
+        ";",
     ),
     _wide("slices taken for the next ones", "producer.cuh", "(segment.tile + i)", "(i)"),
     _wide(
