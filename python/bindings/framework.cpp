@@ -371,6 +371,9 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
     std::string error;
     if (target.type->api->allocate(&prototype, &made.managed, &error, set_allocation_error)) {
       if (PyErr_Occurred()) throw nb::python_error();
+      // The framework's own exception keeps its class, as torch.OutOfMemoryError.
+      call_method(target.type->adapter, names.empty, target.like, tuple_of(shape, ndim),
+                  to_string(dtype));
       throw std::runtime_error(concat("allocating ", name, " failed: ", error));
     }
     const dlpack::DLTensor& tensor = made.managed->tensor;
