@@ -146,12 +146,6 @@ BACKWARD_BUGS = (
     _sm90("one entry of the batch in dbias", SCORE_TILES, "if (adds) {", "if (false) {"),
     _sm90("dbias as it was where nobody sees", SCORE_TILES, "copier.clear_dbias();", ""),
     _sm90("one distance for all", SCORES, "distance + further", "distance"),
-    _sm90(
-        "a score above its row's lse",
-        SCORES,
-        "tile::less_lse(x, pair.lse[i % 2])",
-        "(x - pair.lse[i % 2])",
-    ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),
     _sm90("edge of a walk taken for whole", SETUP, "m < whole.begin || m >= whole.end", "false"),
