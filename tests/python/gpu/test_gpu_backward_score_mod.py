@@ -200,6 +200,6 @@ def test_what_is_left_to_others() -> None:
     mask = torch.ones(64, 64, dtype=torch.bool, device=DEVICE)
     for more in ({"softcap": 3.0}, {"deterministic": True}, {"bias": mask.float()}):
         given = {"mask": mask, "needs": NEEDS, **more}
-        assert dlattn.plan_backward(out, q, k, v, out, lse, **given).kernel == "wmma"
+        assert dlattn.plan_backward(out, q, k, v, out, lse, **given).kernel != "sm90"
         with pytest.raises(dlattn.UnsupportedError, match="has no "):
             dlattn.plan_backward(out, q, k, v, out, lse, kernel="sm90", **given)
