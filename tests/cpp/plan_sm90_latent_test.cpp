@@ -10,26 +10,12 @@
 using namespace dlattn;
 using test::force;
 using test::gpus;
+using test::latents;
 
 namespace {
 
 const DeviceInfo h200 = gpus()[3];
 alignas(16) const std::int32_t numbers[64] = {};
-
-// Latents of 576 columns in pages of 64 keys, of which the first 512 are V.
-AttentionParams latents(std::int64_t batch, std::int64_t keys, std::int64_t heads) {
-  AttentionParams p = test::problem(DType::kBFloat16, 576);
-  p.head_dim_v = 512, p.batch_size = batch, p.num_heads = heads, p.num_heads_kv = 1;
-  p.seqlen_q = 1, p.seqlen_k = keys;
-  p.q.row_stride = p.q.batch_stride = heads * 576, p.q.head_stride = 576;
-  p.out.row_stride = p.out.batch_stride = heads * 512, p.out.head_stride = 512;
-  p.k.row_stride = p.k.head_stride = 576, p.k.batch_stride = 64 * 576;
-  p.v = p.k;
-  p.page_table.data = numbers, p.page_table.batch_stride = keys / 64, p.page_size = 64;
-  p.num_pages = batch * keys / 64;
-  p.seqused_k = numbers;
-  return p;
-}
 
 void refused(const AttentionParams& p, const std::string& why, Options options = {}) {
   options.kernel = "sm90_latent";

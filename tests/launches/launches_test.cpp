@@ -100,7 +100,8 @@ void add_outputs_and_scales(Random& random, AttentionParams* p) {
 // Parts that are left in the workspace are combined by a launch of its own.
 void check_parts(const AttentionParams& p, const Options& options, const std::string& where) {
   const Plan plan = dlattn::plan(p, device_info(p.device), options);
-  const bool leaves_parts = plan.kernel == "decode" && plan.grid > 0 && plan.workspace_bytes > 0;
+  const bool has_parts = plan.kernel == "decode" || plan.kernel == "sm90_latent";
+  const bool leaves_parts = has_parts && plan.grid > 0 && plan.workspace_bytes > 0;
   const int last = plan.num_launches() - 1;
   CHECK_FOR((last > 0 && plan.launch(last).operation == Operation::kCombine) == leaves_parts,
             where);
@@ -137,6 +138,26 @@ void attention() {
   }
   CHECK(served > 2000);
   CHECK(of_several > 200);
+}
+
+// Which random problems do not have.
+void latents_in_pages() {
+  for (const char* kernel : {"auto", "decode", "sm90_latent"}) {
+    for (const std::int64_t heads : {16, 128}) {
+      for (const std::int64_t batch : {1, 8, 66}) {
+        for (const int num_splits : {0, 3}) {
+          AttentionParams p = latents(batch, 4096, heads);
+          p.workspace = at(2), p.workspace_bytes = std::int64_t{1} << 50;
+          Options options = force(kernel);
+          options.allow_workspace = true, options.num_splits = num_splits;
+          const std::string where = std::string("latents by ") + kernel;
+          CHECK(check([&] { return dlattn::plan(p, device_info(p.device), options); },
+                      [&](void* stream) { forward(p, stream, options); }, where));
+          check_parts(p, options, where);
+        }
+      }
+    }
+  }
 }
 
 void quantization() {
@@ -284,6 +305,7 @@ void check_families(const char* operation) {
 
 int main() {
   attention();
+  latents_in_pages();
   quantization();
   merge();
   append();
@@ -293,7 +315,7 @@ int main() {
   check_families<QuantizeTask>("quantize");
   check_families<AppendParams>("append");
   check_families<BackwardParams>("backward");
-  CHECK(launched["combine decode"] > 0);
+  CHECK(launched["combine decode"] > 0 && launched["combine sm90_latent"] > 0);
   CHECK(launched["delta row_blocks"] > 0 && launched["reduce partial_sums"] > 0);
   for (const auto& [name, count] : launched) std::printf("%s: %d launches\n", name.c_str(), count);
   return test::summary();

@@ -525,24 +525,18 @@ def gradients_of(function, *arrays):
 def test_gradients(deterministic, monkeypatch):
     torch = pytest.importorskip("torch")
     import dlattn.torch
+    from dlattn.integrations.torch.ops import KERNELS
 
     asked = []
     function = dlattn.attention_backward
     monkeypatch.setattr("dlattn._backward._core", Recorder(asked))
     assert function is dlattn.attention_backward
-    common = {"causal": True, "softcap": 2.0, "window": (4, None)}
-    want = gradients_of(
-        lambda q, k, v: dlattn.torch.attention(q, k, v, **common, return_lse=True), Q, K, V
-    )
-    options = {"causal": True, "softcap": 2.0, "window_size": (4, -1), "return_attn_probs": True}
-    found = gradients_of(
-        lambda q, k, v: flash_attn.flash_attn_func(q, k, v, **options, deterministic=deterministic)[
-            :2
-        ],
-        Q,
-        K,
-        V,
-    )
+    common = {"causal": True, "softcap": 2.0, "window": (4, None), "return_lse": True}
+    with KERNELS.in_python():  # which go by the module that tells
+        want = gradients_of(lambda *x: dlattn.torch.attention(*x, **common), Q, K, V)
+        options = {"causal": True, "softcap": 2.0, "window_size": (4, -1)}
+        options |= {"return_attn_probs": True, "deterministic": deterministic}
+        found = gradients_of(lambda *x: flash_attn.flash_attn_func(*x, **options)[:2], Q, K, V)
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other)
     assert asked == [False, deterministic]

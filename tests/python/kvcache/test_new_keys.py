@@ -176,7 +176,7 @@ def test_a_wrong_call_writes_nothing(name):
         ({"cache_seqlens": np.array([0, 1, 58, 2], np.int32)}, "cache_seqlens[2] is 58 with 3 new"),
         ({"cache_seqlens": np.zeros(4, bool)}, "cache_seqlens: dtype is bool"),
         ({"cache_seqlens": 58}, "cache_seqlens is 58; accepted: 0 to 57"),
-        ({"s_aux": np.ones(3, np.float32)}, "sinks: shape is (3,)"),
+        ({"s_aux": np.ones(3, np.float32)}, "s_aux: shape is (3,)"),
         ({"window_size": 3}, "window_size is 3"),
     ],
 )
