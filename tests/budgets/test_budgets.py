@@ -157,8 +157,8 @@ def test_consumers_that_share_rows_wait_at_the_same_instructions(
     assert waits - arrivals == 2
 
 
-@pytest.mark.parametrize("kernel", kernels_read("sm90"))
-def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None:
+def has_asynchronous_products(kernels: cubins.Kernels, kernel: str) -> Counter[str]:
+    """The opcodes of a kernel of warpgroups' products, none of which waits by itself."""
     needs(kernels, kernel)
     opcodes = cubins.opcodes(kernels.code[kernel])
     products = count(opcodes, r"[HQ]GMMA\.")
@@ -167,6 +167,21 @@ def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None
     assert count(opcodes, r"WARPGROUP\.DEPBAR\b") <= products // 2
     assert count(opcodes, "USETMAXREG") == 2, "setmaxnreg was ignored (C7508)"
     assert count(opcodes, r"UTMALDG\.")
+    return opcodes
+
+
+@pytest.mark.parametrize(
+    "kernel", [n for n in kernels_read("sm90_latent") if not n.endswith("_combine")]
+)
+def test_products_of_latents_are_asynchronous(kernels: cubins.Kernels, kernel: str) -> None:
+    has_asynchronous_products(kernels, kernel)
+
+
+@pytest.mark.parametrize(
+    "kernel", [n for n in kernels_read("sm90") if not n.startswith("sm90_latent")]
+)
+def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None:
+    opcodes = has_asynchronous_products(kernels, kernel)
     # Results of the narrow tiles go by way of shared memory, of the others and of 8-bit inputs 16
     # bytes a lane.
     plain = re.sub("(_varlen|_short|_cached)+$", "", kernel)

@@ -236,7 +236,7 @@ void add_in_turns(Bug bug, simt::Schedule schedule = 0) {
     if (threadIdx.x != 0) return;
     const unsigned ticket = ptx::take_ticket(&tickets);
     if (bug != Bug::kNoWaitForTurn) ptx::wait_for_counter(&turns, ticket);
-    ptx::reduce_add_alone(sum, {static_cast<float>(ticket + 1)});
+    ptx::reduce_add_alone(sum, ptx::Float4{{static_cast<float>(ticket + 1)}});
     if (bug != Bug::kTurnNotPassedOn) ptx::raise_counter(&turns, ticket + 1);
   });
   if (sum[0] != 21.0f) fail("a sum in turns");

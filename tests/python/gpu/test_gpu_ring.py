@@ -20,8 +20,8 @@ if not torch.distributed.is_available():
 from ring_cases import CASES, Case, imprecise, tensors  # noqa: E402
 
 from dlattn.integrations.ring import passes, shards  # noqa: E402
-from dlattn.integrations.ring.arguments import mask_of  # noqa: E402
 from dlattn.integrations.ring.calls import Problem  # noqa: E402
+from dlattn.integrations.ring.schedule import mask_of  # noqa: E402
 from dlattn.integrations.ring.sharding import take_rows  # noqa: E402
 
 pytestmark = pytest.mark.gpu

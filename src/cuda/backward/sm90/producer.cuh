@@ -60,10 +60,9 @@ __device__ __forceinline__ void produce(const Problem& p, const TensorMaps& maps
         keys.load(shared.v() + tile_bytes(kBlockN, d), maps.v, shared.keys_full, d, work.n0);
       }
     }
-    for (int h = 0; h < p.heads_per_kv_head; ++h) {
-      const int head = work.head_kv * p.heads_per_kv_head + h;
-      const std::int64_t first_row =
-          work.first_row + (h + pass * p.heads_per_entry) * p.padded_rows;
+    std::int64_t first_row = work.first_row + pass * p.heads_per_entry * p.padded_rows;
+    int head = work.head_kv * p.heads_per_kv_head;
+    for (int left = p.heads_per_kv_head; left > 0; --left, ++head, first_row += p.padded_rows) {
       const auto rows = tile::box_source<kVarlen>(head, batch, work.start_q, work.seqlen_q);
       for (int m = work.tiles.begin; m < work.tiles.end; ++m, ++use)
         produce_queries(p, maps, shared, rows, use, m, first_row);
