@@ -15,7 +15,7 @@ namespace {
 
 const DeviceInfo h200 = gpus()[3], l4 = gpus()[0];
 const std::int32_t numbers[4096] = {};
-const std::string prefill_of_h200 = "sm90";  // as kAutoReadsCaches in sm90/plan.cpp says
+const std::string prefill_of_h200 = "sm90";
 
 // Shape (batch_size, seqlen_q x seqlen_k, 32 heads over 8), keys in pages of 64.
 AttentionParams paged(std::int64_t batch_size, std::int64_t seqlen_q, std::int64_t seqlen_k,

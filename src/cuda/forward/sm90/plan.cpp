@@ -69,10 +69,6 @@ std::string cache_refusal(const AttentionParams& p, int head_dim_tile) {
   return of_k.empty() ? refusal("v", p.v) : of_k;
 }
 
-// Whether `auto` takes the family for keys in a cache where it is predicted to be the fastest;
-// else it takes the next one, and those who name the family have it all the same.
-constexpr bool kAutoReadsCaches = true;
-
 // The factor of the time of a key in a cache, by the boxes that its pages take; an estimate.
 double page_factor(const AttentionParams& p, int block_n) {
   if (!is_cache(p)) return 1.0;
@@ -237,8 +233,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (const char* const feature = cost::feature_of_invariant_cache(p, options))
     return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
                   " is given");
-  if (!kAutoReadsCaches && options.kernel == core::kAuto && is_cache(p))
-    return refuse(why, "does not read keys in a cache unless it is named");
   if (const std::string refusal = cache_refusal(p, tile); !refusal.empty())
     return refuse(why, refusal);
   if (const char* feature = fixed_length_feature(p))

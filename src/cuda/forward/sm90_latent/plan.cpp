@@ -20,10 +20,6 @@ namespace {
 
 using core::refuse;
 
-// Whether `auto` takes the family where it is predicted to be the fastest; else it takes the next
-// one, and those who name the family have it all the same.
-constexpr bool kAutoTakes = true;
-
 constexpr std::int64_t kInvariantSplit = 1024;  // keys of a part with batch_invariant, as decode's
 
 bool accepts_keys(const AttentionParams& p, std::string* why) {
@@ -189,8 +185,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const int tile = plan->head_dim_tile;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  if (!kAutoTakes && options.kernel == core::kAuto)
-    return refuse(why, "does not run unless it is named");
   // Latents of other strides, and packed ones, would get other bits.
   if (options.batch_invariant && options.kernel == core::kAuto)
     return refuse(why, "does not run with batch_invariant unless it is named");
