@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,27 @@ struct Pool {
 
   void describe(const Cache& cache, dlattn::AttentionParams* p) const;
 };
+
+// A case whose keys are divided among thread blocks.
+struct DividedCase {
+  Case sizes;
+  Cache cache = {};
+  // Thread blocks; 0: a row block has one, whatever there is.
+  std::vector<int> blocks = {0, 3};
+  // How the keys are split, with thread blocks.
+  int num_splits = 0;
+  int split_size = 0;
+};
+
+struct FreeMemory {
+  void operator()(unsigned char* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<unsigned char, FreeMemory>;
+
+// A workspace as the caller's would lie.
+inline Memory workspace_memory(std::int64_t bytes) {
+  return Memory(static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+}
 
 struct CachedCase {
   Case sizes;

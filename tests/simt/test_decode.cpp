@@ -31,11 +31,6 @@ struct DecodeCase {
   std::vector<int> clusters = {};
 };
 
-struct FreeMemory {
-  void operator()(unsigned char* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<unsigned char, FreeMemory>;
-
 // As the launcher does.
 template <typename T, typename KV, int kTile, int kVariant>
 void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
@@ -155,8 +150,7 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, int c
       decode::workspace_map(params.batch_size, decode::num_parts(params, plan), plan.block_m,
                             plan.head_dim_tile)
           .total;
-  const Memory workspace(
-      static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+  const simt::Memory workspace = simt::workspace_memory(bytes);
   params.workspace = blocks ? workspace.get() : nullptr;
   const simt::HangGuard guard(name);
   std::vector<unsigned char> first_out;

@@ -10,26 +10,12 @@ namespace {
 
 using simt::Cache;
 using simt::Case;
+using simt::DividedCase;
 using simt::kCausal;
 using simt::kFull;
 using simt::kTopLeft;
 using simt::Layout;
 namespace decode = dlattn::decode;
-
-struct WideCase {
-  Case sizes;
-  Cache cache = {};
-  // Thread blocks; 0: a row block has one, whatever there is.
-  std::vector<int> blocks = {0, 3};
-  // How the keys are split, with thread blocks.
-  int num_splits = 0;
-  int split_size = 0;
-};
-
-struct FreeMemory {
-  void operator()(unsigned char* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<unsigned char, FreeMemory>;
 
 // As the launcher does.
 template <typename T, int kVariant>
@@ -52,7 +38,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
 }
 
 template <typename T>
-void run(simt::Tests& tests, const WideCase& d, int variant, int blocks, const char* filter) {
+void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, const char* filter) {
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
   if (!simt::is_built(kDType, decode::kWideTile)) return;
@@ -88,8 +74,7 @@ void run(simt::Tests& tests, const WideCase& d, int variant, int blocks, const c
       decode::workspace_map(params.batch_size, decode::num_parts(params, plan), plan.block_m,
                             plan.head_dim_tile)
           .total;
-  const Memory workspace(
-      static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+  const simt::Memory workspace = simt::workspace_memory(bytes);
   params.workspace = blocks ? workspace.get() : nullptr;
   const simt::HangGuard guard(name);
   std::string trouble;
@@ -123,7 +108,7 @@ Case wide(Case c, int head_dim_v, const std::function<void(Case&)>& set = {}) {
 
 // Latents in pages, with lengths of 0, of one key, at the edges of pages and slices, beyond what
 // there is; more rows than a row block has, and fewer; V of its own; splits; score features.
-std::vector<WideCase> cases() {
+std::vector<DividedCase> cases() {
   const auto latent = [](Cache cache) {
     cache.latent = true;
     return cache;
@@ -170,7 +155,7 @@ std::vector<WideCase> cases() {
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("decode_wide", arguments);
-  for (const WideCase& c : cases()) {
+  for (const DividedCase& c : cases()) {
     for (const int blocks : c.blocks) {
       if (simt::kThreadSanitizer && blocks != c.blocks.back()) continue;  // it is slow
       for (const int variant : {decode::kRows16, decode::kRows32}) {

@@ -11,25 +11,11 @@ namespace {
 
 using simt::Cache;
 using simt::Case;
+using simt::DividedCase;
 using simt::kCausal;
 using simt::kFull;
 using simt::Layout;
 namespace latent = dlattn::sm90_latent;
-
-struct LatentCase {
-  Case sizes;
-  Cache cache = {};
-  // Thread blocks; 0: a row block has one, whatever there is.
-  std::vector<int> blocks = {0, 3};
-  // How the keys are split, with thread blocks.
-  int num_splits = 0;
-  int split_size = 0;
-};
-
-struct FreeMemory {
-  void operator()(unsigned char* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<unsigned char, FreeMemory>;
 
 // As the launcher does.
 template <typename T>
@@ -53,7 +39,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
 }
 
 template <typename T>
-void run(simt::Tests& tests, const LatentCase& d, int blocks, const char* filter) {
+void run(simt::Tests& tests, const DividedCase& d, int blocks, const char* filter) {
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
   if (!simt::is_built(kDType, latent::kWideTile)) return;
@@ -82,8 +68,7 @@ void run(simt::Tests& tests, const LatentCase& d, int blocks, const char* filter
       latent::workspace_map(params.batch_size, latent::num_parts(params, plan), plan.block_m,
                             plan.head_dim_tile)
           .total;
-  const Memory workspace(
-      static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+  const simt::Memory workspace = simt::workspace_memory(bytes);
   params.workspace = blocks ? workspace.get() : nullptr;
   const simt::HangGuard guard(name);
   std::string trouble;
@@ -113,7 +98,7 @@ Case wide(Case c, int head_dim_v = 512, const std::function<void(Case&)>& set = 
 
 // Lengths of 0, of one key, at the edges of pages and tiles, beyond what there is; fewer rows than
 // a row block has and more, pages that there are not, entries, smaller heads, splits, windows.
-std::vector<LatentCase> cases() {
+std::vector<DividedCase> cases() {
   const auto latents = [](Cache cache) {
     cache.latent = true;
     return cache;
@@ -162,7 +147,7 @@ std::vector<LatentCase> cases() {
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("sm90_latent", arguments);
-  for (const LatentCase& c : cases()) {
+  for (const DividedCase& c : cases()) {
     for (const int blocks : c.blocks) {
       if (simt::kThreadSanitizer && blocks != c.blocks.back()) continue;  // it is slow
       if (std::abs(c.sizes.rise) < 1000.0)                                // beyond float16
