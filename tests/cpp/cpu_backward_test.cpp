@@ -1,256 +1,40 @@
 // Gradients on the CPU, for every instruction set, against the formulas of backward.h computed in
 // float64 from the same out and lse.
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
-#include <sstream>
+#include <string>
 
+#include "backward_problem.h"
 #include "check.h"
 #include "core/backend.h"
 #include "core/plan/plan.h"
 #include "core/validate/validate.h"
-#include "problem.h"
 
 using namespace dlattn;
-using test::Buffer;
-using test::Problem;
+using test::Backward;
 using test::Spec;
 
 namespace {
 
-enum Gradient { kDq, kDk, kDv, kDbias, kDslopes, kDsinks, kGradients };
-const char* const kNames[] = {"dq", "dk", "dv", "dbias", "dalibi_slopes", "dsinks"};
-using Gradients = std::array<std::vector<double>, kGradients>;  // as they lie in memory
-
-// A problem with its gradients, which are NaN until they are computed.
-struct Backward {
-  // `bias_dims`: bits for the dimensions of dbias that have one element: 1 for keys, 2 for queries,
-  // 4 for heads, 8 for batch entries.
-  explicit Backward(const Spec& spec, unsigned bias_dims = 0) : problem(spec) {
-    AttentionParams& p = problem.params;
-    cpu::forward(p, core::make_plan(p, test::cpu_device(""), {}));
-    std::mt19937 random(77);
-    dout = Buffer(p.out.dtype, problem.out.size(), spec.layout == test::Layout::kPadded ? 1 : 0);
-    dout.fill_normal(random, 0.3, 1.0);
-    dlse = Buffer(DType::kFloat32, problem.lse.size());
-    dlse.fill_normal(random, 0.2, 1.0);
-    params.forward = p;
-    params.dout = {dout.data(),       p.out.batch_stride, p.out.row_stride,
-                   p.out.head_stride, p.out.col_stride,   p.out.dtype};
-    params.dlse.data = static_cast<const float*>(dlse.data());
-    params.dlse.batch_stride = p.lse.batch_stride, params.dlse.row_stride = 1;
-    params.dlse.head_stride = p.lse.head_stride;
-    place(kDq, p.q, problem.q.size(), &params.dq);
-    place(kDk, p.k, problem.k.size(), &params.dk);
-    place(kDv, p.v, problem.v.size(), &params.dv);
-    if (p.bias.data) place_bias(bias_dims);
-    if (p.alibi_slopes.data) {
-      place(kDslopes, p.alibi_slopes, p.batch_size * p.num_heads, &params.dalibi_slopes);
-      params.dalibi_slopes.batch_stride = p.num_heads, params.dalibi_slopes.head_stride = 1;
-    }
-    if (p.sinks.data) {
-      place(kDsinks, p.sinks, p.num_heads, &params.dsinks);
-      params.dsinks.head_stride = 1;
-    }
-  }
-
-  void run(const char* isa, int num_threads) {
-    Options options;
-    options.num_threads = num_threads;
-    core::validate(params);
-    cpu::backward(params, core::make_plan(params, test::cpu_device(isa), options));
-  }
-
-  Problem problem;
-  BackwardParams params;
-  Buffer dout, dlse, results[kGradients];
-
- private:
-  template <typename From, typename To>
-  void place(Gradient which, const From& like, std::int64_t size, To* view) {
-    results[which] = Buffer(dtype_of(like), size);
-    view->data = reinterpret_cast<decltype(view->data)>(results[which].data());
-    view->batch_stride = like.batch_stride, view->row_stride = like.row_stride;
-    view->head_stride = like.head_stride, view->col_stride = like.col_stride;
-    if constexpr (std::is_same_v<To, MutableTensorView>) view->dtype = like.dtype;
-  }
-  static DType dtype_of(const TensorView& view) { return view.dtype; }
-  static DType dtype_of(const BasicTensorView<const float>&) { return DType::kFloat32; }
-
-  void place_bias(unsigned single) {
-    const AttentionParams& p = params.forward;
-    std::int64_t size = 1;
-    const auto stride = [&](unsigned bit, std::int64_t count) {
-      if (single & bit) return std::int64_t{0};
-      const std::int64_t step = size;
-      size *= count;
-      return step;
-    };
-    MutableTensorView view;
-    view.col_stride = stride(1, p.seqlen_k), view.row_stride = stride(2, p.seqlen_q);
-    view.head_stride = stride(4, p.num_heads), view.batch_stride = stride(8, p.batch_size);
-    view.dtype = p.bias.dtype;
-    results[kDbias] = Buffer(view.dtype, size);
-    view.data = results[kDbias].data();
-    params.dbias = view;
-  }
-};
-
-template <typename R>
-class Plain {
- public:
-  explicit Plain(const Backward& backward)
-      : problem_(backward.problem), b_(backward.params), p_(b_.forward), backward_(backward) {
-    for (int n = 0; n < kGradients; ++n)
-      sums_[n].assign(static_cast<std::size_t>(backward.results[n].size()), R(0));
-    for (std::int64_t b = 0; b < p_.batch_size; ++b) {
-      for (std::int64_t i = 0; i < problem_.rows(b); ++i) {
-        for (std::int64_t h = 0; h < p_.num_heads; ++h) add_row(b, i, h);
-      }
-    }
-  }
-
-  // Rounded to the gradients' dtypes, unless R is to be exact.
-  Gradients results(bool rounds) const {
-    Gradients all;
-    for (int n = 0; n < kGradients; ++n) {
-      Buffer rounded = backward_.results[n];
-      for (std::size_t i = 0; i < sums_[n].size(); ++i) {
-        rounded.set(static_cast<std::int64_t>(i), static_cast<double>(sums_[n][i]));
-        all[n].push_back(rounds ? rounded.get(static_cast<std::int64_t>(i))
-                                : static_cast<double>(sums_[n][i]));
-      }
-    }
-    return all;
-  }
-
- private:
-  void add_row(std::int64_t b, std::int64_t i, std::int64_t h) {
-    const test::Scores<R> row = test::scores_of<R>(problem_, b, i, h);
-    const R lse = R(problem_.lse.get(problem_.lse_index(b, h, i)));
-    R delta = -R(backward_.dlse.get(problem_.lse_index(b, h, i)));
-    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) delta += dout(b, i, h, d) * out(b, i, h, d);
-    if (std::isinf(lse)) return;  // it sees nothing
-    if (p_.sinks.data) {
-      const R sink = R(problem_.sinks.get(h * p_.sinks.head_stride));
-      sums_[kDsinks][static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
-    }
-    for (std::int64_t j = 0; j < static_cast<std::int64_t>(row.score.size()); ++j)
-      add_pair(b, i, h, j, row, lse, delta);
-  }
-
-  void add_pair(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t j,
-                const test::Scores<R>& row, R lse, R delta) {
-    const bool varlen = p_.cu_seqlens_q != nullptr;
-    const std::int64_t entry = varlen ? 0 : b, head_kv = h / (p_.num_heads / p_.num_heads_kv);
-    const std::int64_t at_q = i + (varlen ? p_.cu_seqlens_q[b] : 0);
-    const std::int64_t at_k = j + (varlen ? p_.cu_seqlens_k[b] : 0);
-    const auto at = [entry](const auto& view, std::int64_t row, std::int64_t head) {
-      return static_cast<std::size_t>(entry * view.batch_stride + row * view.row_stride +
-                                      head * view.head_stride);
-    };
-    const std::size_t q = at(p_.q, at_q, h), k = at(p_.k, at_k, head_kv),
-                      v = at(p_.v, at_k, head_kv);
-    const R p = std::exp(row.score[j] - lse);
-    R dp = 0;
-    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
-      dp += dout(b, i, h, d) * R(problem_.v.get(v + d));
-      sums_[kDv][v + d] += p * dout(b, i, h, d);
-    }
-    const R ds = p * (dp - delta);
-    const R dx = ds * row.softcap_derivative[j] * R(p_.softmax_scale);
-    for (std::int64_t d = 0; d < p_.head_dim; ++d) {
-      sums_[kDq][q + d] += dx * R(problem_.k.get(k + d));
-      sums_[kDk][k + d] += dx * R(problem_.q.get(q + d));
-    }
-    if (b_.dbias.data) {
-      sums_[kDbias][b * b_.dbias.batch_stride + h * b_.dbias.head_stride + i * b_.dbias.row_stride +
-                    j * b_.dbias.col_stride] += ds;
-    }
-    if (b_.dalibi_slopes.data) sums_[kDslopes][b * p_.num_heads + h] -= ds * R(row.distance[j]);
-  }
-
-  R dout(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
-    return R(backward_.dout.get(problem_.out_index(b, i, h, d)));
-  }
-  R out(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
-    return R(problem_.out.get(problem_.out_index(b, i, h, d)));
-  }
-
-  const Problem& problem_;
-  const BackwardParams& b_;
-  const AttentionParams& p_;
-  const Backward& backward_;
-  std::array<std::vector<R>, kGradients> sums_;
-};
-
-// Whether each element of a gradient is written: all but the gaps between rows are.
-std::vector<bool> written(const Backward& backward, Gradient which) {
-  const AttentionParams& p = backward.params.forward;
-  const bool keys = which == kDk || which == kDv;
-  std::vector<bool> all(static_cast<std::size_t>(backward.results[which].size()), which > kDv);
-  if (which > kDv) return all;
-  const TensorView& view = which == kDq ? p.q : which == kDk ? p.k : p.v;
-  const std::int64_t columns = which == kDv ? p.head_dim_v : p.head_dim;
-  const std::int64_t rows =
-      p.cu_seqlens_q ? (keys ? p.total_k : p.total_q) : (keys ? p.seqlen_k : p.seqlen_q);
-  for (std::int64_t b = 0; b < (p.cu_seqlens_q ? 1 : p.batch_size); ++b) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t h = 0; h < (keys ? p.num_heads_kv : p.num_heads); ++h) {
-        for (std::int64_t d = 0; d < columns; ++d)
-          all[b * view.batch_stride + i * view.row_stride + h * view.head_stride + d] = true;
-      }
-    }
-  }
-  return all;
-}
-
-// Three times the error of the plain formula, plus a few roundings of the largest gradient for
-// where that had luck. Elements that are not written stay NaN, bytes around them as they were.
-std::string verdict(Backward& backward, const Gradients& exact, const Gradients& plain) {
-  const DType dtype = backward.problem.params.q.dtype;
-  std::ostringstream wrong;
-  for (int n = 0; n < kGradients; ++n) {
-    Buffer& got = backward.results[n];
-    const std::vector<bool> expected = written(backward, static_cast<Gradient>(n));
-    double error = 0, plain_error = 0, most = 0;
-    for (std::size_t i = 0; i < exact[n].size(); ++i) {
-      const double value = got.get(static_cast<std::int64_t>(i));
-      if (!expected[i]) {
-        if (!std::isnan(value)) wrong << kNames[n] << " is written between its rows; ";
-        continue;
-      }
-      got.expect_write(static_cast<std::int64_t>(i));
-      const double off = std::fabs(value - exact[n][i]);
-      if (!(off <= error)) error = off;  // NaN stays
-      plain_error = std::max(plain_error, std::fabs(plain[n][i] - exact[n][i]));
-      most = std::max(most, std::fabs(exact[n][i]));
-    }
-    const double unit = dtype == DType::kFloat64 && n < kDslopes ? 0x1p-46 : 0x1p-22;
-    if (!(error <= 3 * plain_error + unit * most)) {
-      wrong << kNames[n] << " is off by " << error << ", the plain formula by " << plain_error
-            << ", the largest is " << most << "; ";
-    }
-    if (got.stray_writes()) wrong << "bytes about " << kNames[n] << " were overwritten; ";
-  }
-  return wrong.str().empty() ? "" : backward.problem.spec.describe() + ": " + wrong.str();
+void run(Backward& backward, const char* isa, int num_threads) {
+  Options options;
+  options.num_threads = num_threads;
+  core::validate(backward.params);
+  cpu::backward(backward.params, core::make_plan(backward.params, test::cpu_device(isa), options));
 }
 
 void check(const Spec& spec, unsigned bias_dims = 0) {
   const Backward first(spec, bias_dims);
-  const Gradients exact = Plain<double>(first).results(false);
-  const Gradients plain = spec.dtype == DType::kFloat64 ? Plain<double>(first).results(true)
-                                                        : Plain<float>(first).results(true);
+  const test::Gradients exact = test::exact_gradients(first);
+  const test::Gradients plain = test::plain_gradients(first);
   for (const char* isa : test::isas()) {
     Backward one(spec, bias_dims), other(spec, bias_dims);
-    one.run(isa, 1), other.run(isa, 3);
-    for (int n = 0; n < kGradients; ++n) {
-      const std::size_t bytes =
-          static_cast<std::size_t>(one.results[n].size()) * (n > kDbias ? 4 : size_of(spec.dtype));
+    run(one, isa, 1), run(other, isa, 3);
+    for (int n = 0; n < test::kGradients; ++n) {
+      const std::size_t bytes = static_cast<std::size_t>(one.results[n].size()) *
+                                (n > test::kDbias ? 4 : size_of(spec.dtype));
       CHECK(bytes == 0 || std::memcmp(one.results[n].data(), other.results[n].data(), bytes) == 0);
     }
-    const std::string wrong = verdict(one, exact, plain);
+    const std::string wrong = test::verdict(one, exact, plain);
     CHECK_FOR(wrong.empty(), std::string(isa) + ": " + wrong);
   }
 }
@@ -342,18 +126,18 @@ void nothing_to_sum() {
 // Each gradient alone has the bits that it has with the others.
 void alone(const Spec& spec) {
   Backward all(spec);
-  all.run("portable", 2);
-  for (int n = 0; n < kGradients; ++n) {
+  run(all, "portable", 2);
+  for (int n = 0; n < test::kGradients; ++n) {
     Backward one(spec);
     if (one.results[n].size() == 0) continue;
     BackwardParams& b = one.params;
-    if (n != kDq) b.dq.data = nullptr;
-    if (n != kDk) b.dk.data = nullptr;
-    if (n != kDv) b.dv.data = nullptr;
-    if (n != kDbias) b.dbias.data = nullptr;
-    if (n != kDslopes) b.dalibi_slopes.data = nullptr;
-    if (n != kDsinks) b.dsinks.data = nullptr;
-    one.run("portable", 2);
+    if (n != test::kDq) b.dq.data = nullptr;
+    if (n != test::kDk) b.dk.data = nullptr;
+    if (n != test::kDv) b.dv.data = nullptr;
+    if (n != test::kDbias) b.dbias.data = nullptr;
+    if (n != test::kDslopes) b.dalibi_slopes.data = nullptr;
+    if (n != test::kDsinks) b.dsinks.data = nullptr;
+    run(one, "portable", 2);
     for (std::int64_t i = 0; i < one.results[n].size(); ++i)
       CHECK_EQ(one.results[n].get(i), all.results[n].get(i));
   }
