@@ -36,6 +36,8 @@ class Plain {
         one_(p_.q.dtype, 1) {
     for (int n = 0; n < kGradients; ++n)
       sums_[n].assign(static_cast<std::size_t>(backward.results[n].size()), R(0));
+    for (int n = kDslopes; n < kGradients; ++n)
+      magnitudes_[n - kDslopes].assign(sums_[n].size(), 0.0);
     for (std::int64_t b = 0; b < p_.batch_size; ++b) {
       for (std::int64_t i = 0; i < problem_.rows(b); ++i) {
         for (std::int64_t h = 0; h < p_.num_heads; ++h) add_row(b, i, h);
@@ -57,6 +59,18 @@ class Plain {
     return all;
   }
 
+  std::array<double, kGradients> most() const {
+    std::array<double, kGradients> all = {};
+    for (int n = 0; n < kGradients; ++n) {
+      for (std::size_t i = 0; i < sums_[n].size(); ++i) {
+        const double x = n < kDslopes ? std::fabs(static_cast<double>(sums_[n][i]))
+                                      : magnitudes_[n - kDslopes][i];
+        all[n] = std::max(all[n], x);
+      }
+    }
+    return all;
+  }
+
  private:
   void add_row(std::int64_t b, std::int64_t i, std::int64_t h) {
     const test::Scores<R> row = test::scores_of<R>(problem_, b, i, h);
@@ -66,7 +80,7 @@ class Plain {
     if (std::isinf(lse)) return;  // it sees nothing
     if (p_.sinks.data) {
       const R sink = R(problem_.sinks.get(h * p_.sinks.head_stride));
-      sums_[kDsinks][static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
+      add(kDsinks, h, -std::exp(sink - lse) * delta);
     }
     for (std::int64_t j = 0; j < static_cast<std::int64_t>(row.score.size()); ++j)
       add_pair(b, i, h, j, row, lse, delta);
@@ -100,10 +114,16 @@ class Plain {
       sums_[kDbias][b * b_.dbias.batch_stride + h * b_.dbias.head_stride + i * b_.dbias.row_stride +
                     j * b_.dbias.col_stride] += ds;
     }
-    if (b_.dalibi_slopes.data) sums_[kDslopes][b * p_.num_heads + h] -= ds * R(row.distance[j]);
+    if (b_.dalibi_slopes.data)
+      add(kDslopes, b * p_.num_heads + h, -operand(ds) * R(row.distance[j]));
   }
 
-  // A number that a product reads.
+  void add(Gradient which, std::int64_t at, R term) {
+    sums_[which][static_cast<std::size_t>(at)] += term;
+    magnitudes_[which - kDslopes][static_cast<std::size_t>(at)] +=
+        std::fabs(static_cast<double>(term));
+  }
+  // A number of P or dS.
   R operand(R x) {
     if (!in_dtype_) return x;
     one_.set(0, static_cast<double>(x));
@@ -123,6 +143,7 @@ class Plain {
   const bool in_dtype_;
   Buffer one_;
   std::array<std::vector<R>, kGradients> sums_;
+  std::vector<double> magnitudes_[kGradients - kDslopes];
 };
 
 // Whether each element of a gradient is written: all but the gaps between rows are.
@@ -203,8 +224,9 @@ void Backward::place_bias(unsigned single) {
   params.dbias = view;
 }
 
-Gradients exact_gradients(const Backward& backward) {
-  return Plain<double>(backward, false).results(false);
+ExactGradients exact_gradients(const Backward& backward) {
+  const Plain<double> plain(backward, false);
+  return {plain.results(false), plain.most()};
 }
 
 Gradients plain_gradients(const Backward& backward, bool in_dtype) {
@@ -213,29 +235,28 @@ Gradients plain_gradients(const Backward& backward, bool in_dtype) {
              : Plain<float>(backward, in_dtype).results(true);
 }
 
-std::string verdict(Backward& backward, const Gradients& exact, const Gradients& plain) {
+std::string verdict(Backward& backward, const ExactGradients& exact, const Gradients& plain) {
   const DType dtype = backward.problem.params.q.dtype;
   std::ostringstream wrong;
   for (int n = 0; n < kGradients; ++n) {
     Buffer& got = backward.results[n];
     const std::vector<bool> expected = written(backward, static_cast<Gradient>(n));
-    double error = 0, plain_error = 0, most = 0;
-    for (std::size_t i = 0; i < exact[n].size(); ++i) {
+    double error = 0, plain_error = 0;
+    for (std::size_t i = 0; i < exact.values[n].size(); ++i) {
       const double value = got.get(static_cast<std::int64_t>(i));
       if (!expected[i]) {
         if (!std::isnan(value)) wrong << kNames[n] << " is written between its rows; ";
         continue;
       }
       got.expect_write(static_cast<std::int64_t>(i));
-      const double off = std::fabs(value - exact[n][i]);
+      const double off = std::fabs(value - exact.values[n][i]);
       if (!(off <= error)) error = off;  // NaN stays
-      plain_error = std::max(plain_error, std::fabs(plain[n][i] - exact[n][i]));
-      most = std::max(most, std::fabs(exact[n][i]));
+      plain_error = std::max(plain_error, std::fabs(plain[n][i] - exact.values[n][i]));
     }
     const double unit = dtype == DType::kFloat64 && n < kDslopes ? 0x1p-46 : 0x1p-22;
-    if (!(error <= 3 * plain_error + unit * most)) {
+    if (!(error <= 3 * plain_error + unit * exact.most[n])) {
       wrong << kNames[n] << " is off by " << error << ", the plain formula by " << plain_error
-            << ", the largest is " << most << "; ";
+            << ", the largest is " << exact.most[n] << "; ";
     }
     if (got.stray_writes()) wrong << "bytes about " << kNames[n] << " were overwritten; ";
   }

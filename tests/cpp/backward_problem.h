@@ -30,15 +30,22 @@ struct Backward {
   void place_bias(unsigned single);
 };
 
+// In float64, and how large the numbers are of which roundings are made: the largest gradient, of
+// dalibi_slopes and dsinks the largest sum of their terms' magnitudes, which may be far above it.
+struct ExactGradients {
+  Gradients values;
+  std::array<double, kGradients> most = {};
+};
+
 // From the same out and lse: in float64; and plainly, in float32 (float64 of that dtype) and
-// rounded to the gradients' dtypes. `in_dtype`: what products read is rounded to the inputs' dtype
-// first, as tensor cores need it.
-Gradients exact_gradients(const Backward& backward);
+// rounded to the gradients' dtypes. `in_dtype`: P and dS are rounded to the inputs' dtype before
+// they are multiplied or added up, as a plain computation in that dtype has them.
+ExactGradients exact_gradients(const Backward& backward);
 Gradients plain_gradients(const Backward& backward, bool in_dtype = false);
 
-// What is wrong with the results, or "": accepted is three times the error of the plain formula,
-// plus a few roundings of the largest gradient for where that had luck. Elements that are not
-// written stay NaN, bytes around them as they were.
-std::string verdict(Backward& backward, const Gradients& exact, const Gradients& plain);
+// Describes what is wrong with the results, by "" if nothing is: accepted is three times the error
+// of the plain formula, plus a few roundings for where that had luck. Elements that are not written
+// stay NaN, bytes around them as they were.
+std::string verdict(Backward& backward, const ExactGradients& exact, const Gradients& plain);
 
 }  // namespace test

@@ -24,7 +24,7 @@ void run(Backward& backward, const char* isa, int num_threads) {
 
 void check(const Spec& spec, unsigned bias_dims = 0) {
   const Backward first(spec, bias_dims);
-  const test::Gradients exact = test::exact_gradients(first);
+  const test::ExactGradients exact = test::exact_gradients(first);
   const test::Gradients plain = test::plain_gradients(first);
   for (const char* isa : test::isas()) {
     Backward one(spec, bias_dims), other(spec, bias_dims);

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "device_copy.h"
 #include "problem.h"
-#include "short_caches.h"
+#include "short_parts.h"
 
 using namespace dlattn;
 using test::Buffer;

@@ -1,5 +1,5 @@
-// decode over caches whose memory is no more than what may be read: against the CPU backend, which
-// is told lists that it accepts, with the same numbers.
+// decode and sm90_latent over caches whose memory is no more than what may be read: against the CPU
+// backend, which is told lists that it accepts, with the same numbers.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "check.h"
 #include "device_copy.h"
 #include "problem.h"
-#include "short_caches.h"
+#include "short_parts.h"
 
 using namespace dlattn;
 using test::Buffer;
@@ -31,6 +31,7 @@ struct DecodeCase {
   std::vector<std::int32_t> leftpad = {};
   bool mask = false, varlen = false;
   bool wrong_pages = false;  // pages in use that there are not, which count as the nearest one
+  bool latent = false;       // one KV head, and V is K's first columns
 };
 
 std::int32_t within(std::int32_t x, std::int32_t most) {
@@ -40,9 +41,10 @@ std::int32_t within(std::int32_t x, std::int32_t most) {
 // A cache on the host: lists as the kernel is told, and as the CPU backend accepts them.
 class DecodeProblem {
  public:
-  static constexpr int kHeads = 4, kHeadsKv = 2;
+  static constexpr int kHeads = 4;
 
-  DecodeProblem(const DecodeCase& c, DType dtype) : c_(c), batch_(static_cast<int>(c.used.size())) {
+  DecodeProblem(const DecodeCase& c, DType dtype)
+      : c_(c), batch_(static_cast<int>(c.used.size())), heads_kv_(c.latent ? 1 : 2) {
     told_ = c.used, entries_ = c.entries, leftpad_ = c.leftpad;
     for (std::int32_t n : c.used) right_used_.push_back(within(n, c.capacity));
     for (std::int32_t n : c.entries) right_entries_.push_back(within(n, batch_ - 1));
@@ -54,8 +56,8 @@ class DecodeProblem {
     std::mt19937 random(7);
     q_ = Buffer(dtype, std::int64_t{batch_} * c.seqlen_q * kHeads * c.dim);
     q_.fill_normal(random, 0.25, 1.0);
-    k_ = Buffer(dtype, std::int64_t{count} * rows * kHeadsKv * c.dim);
-    v_ = Buffer(dtype, std::int64_t{count} * rows * kHeadsKv * c.dim_v);
+    k_ = Buffer(dtype, std::int64_t{count} * rows * heads_kv_ * c.dim);
+    if (!c.latent) v_ = Buffer(dtype, std::int64_t{count} * rows * heads_kv_ * c.dim_v);
     fill(random);
     out_ = Buffer(dtype, std::int64_t{batch_} * c.seqlen_q * kHeads * c.dim_v);
     lse_ = Buffer(DType::kFloat32, std::int64_t{batch_} * c.seqlen_q * kHeads);
@@ -78,7 +80,7 @@ class DecodeProblem {
     for (std::int64_t i = 0; i < lse_.size(); ++i) want_lse_.push_back(lse_.get(i));
   }
 
-  void run(const char* variant, bool batch_invariant);
+  void run(const char* kernel, const char* variant, bool batch_invariant);
 
  private:
   int columns() const { return (c_.capacity + c_.page_size - 1) / c_.page_size; }
@@ -103,7 +105,7 @@ class DecodeProblem {
   void fill(std::mt19937& random) {
     std::normal_distribution<double> normal(0.25, 1.0);
     const auto fill_row = [&](Buffer* x, std::int64_t row, int dim) {
-      for (int i = 0; i < kHeadsKv * dim; ++i) x->set(row * kHeadsKv * dim + i, normal(random));
+      for (int i = 0; i < heads_kv_ * dim; ++i) x->set(row * heads_kv_ * dim + i, normal(random));
     };
     for (int b = 0; b < batch_; ++b) {
       for (int j = leftpad_.empty() ? 0 : right_leftpad_[b]; j < right_used_[b]; ++j) {
@@ -113,7 +115,8 @@ class DecodeProblem {
           row = std::int64_t{right_table_[b * columns() + j / c_.page_size]} * c_.page_size +
                 j % c_.page_size;
         }
-        fill_row(&k_, row, c_.dim), fill_row(&v_, row, c_.dim_v);
+        fill_row(&k_, row, c_.dim);
+        if (!c_.latent) fill_row(&v_, row, c_.dim_v);
       }
     }
   }
@@ -122,7 +125,7 @@ class DecodeProblem {
     AttentionParams& p = params_;
     p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
     p.batch_size = batch_, p.seqlen_q = c_.seqlen_q, p.seqlen_k = c_.capacity;
-    p.num_heads = kHeads, p.num_heads_kv = kHeadsKv, p.head_dim = c_.dim, p.head_dim_v = c_.dim_v;
+    p.num_heads = kHeads, p.num_heads_kv = heads_kv_, p.head_dim = c_.dim, p.head_dim_v = c_.dim_v;
     p.softmax_scale = 1.0 / std::sqrt(c_.dim);
     p.causal = Causal::kBottomRight;
     p.q.data = q_.data(), p.k.data = k_.data(), p.v.data = v_.data(), p.out.data = out_.data();
@@ -132,9 +135,10 @@ class DecodeProblem {
     p.out.batch_stride = c_.seqlen_q * p.out.row_stride;
     p.lse = {static_cast<float*>(lse_.data()), std::int64_t{kHeads} * c_.seqlen_q, 1, c_.seqlen_q};
     const std::int64_t rows = c_.page_size ? c_.page_size : c_.capacity;
-    p.k.head_stride = c_.dim, p.k.row_stride = kHeadsKv * c_.dim;
-    p.v.head_stride = c_.dim_v, p.v.row_stride = kHeadsKv * c_.dim_v;
+    p.k.head_stride = c_.dim, p.k.row_stride = heads_kv_ * c_.dim;
+    p.v.head_stride = c_.dim_v, p.v.row_stride = heads_kv_ * c_.dim_v;
     p.k.batch_stride = rows * p.k.row_stride, p.v.batch_stride = rows * p.v.row_stride;
+    if (c_.latent) p.v = p.k;
     p.seqused_k = told_.data();
     if (!leftpad_.empty()) p.leftpad_k = leftpad_.data();
     if (!entries_.empty()) p.cache_batch_idx = entries_.data(), p.cache_batch_size = batch_;
@@ -153,7 +157,7 @@ class DecodeProblem {
   }
 
   DecodeCase c_;
-  int batch_, num_pages_ = 0;
+  int batch_, heads_kv_, num_pages_ = 0;
   std::vector<std::int32_t> told_, entries_, leftpad_, table_, cu_seqlens_q_;
   std::vector<std::int32_t> right_used_, right_entries_, right_leftpad_, right_table_;
   std::vector<std::uint8_t> mask_;
@@ -173,7 +177,7 @@ double difference(const Buffer& got, const std::vector<double>& want) {
   return largest;
 }
 
-void DecodeProblem::run(const char* variant, bool batch_invariant) {
+void DecodeProblem::run(const char* kernel, const char* variant, bool batch_invariant) {
   AttentionParams p = params_;
   p.device = {DeviceType::kCuda, 0};
   const auto bytes = [](const auto& list) {
@@ -190,7 +194,8 @@ void DecodeProblem::run(const char* variant, bool batch_invariant) {
   const DeviceCopy mask(mask_.data(), bytes(mask_));
   const DeviceCopy cu_seqlens_q(cu_seqlens_q_.data(), bytes(cu_seqlens_q_));
   const auto list = [](const DeviceCopy& x) { return static_cast<const std::int32_t*>(x.data()); };
-  p.q.data = q.data(), p.k.data = k.data(), p.v.data = v.data(), p.out.data = out.data();
+  p.q.data = q.data(), p.k.data = k.data(), p.v.data = c_.latent ? k.data() : v.data(),
+  p.out.data = out.data();
   p.lse.data = static_cast<float*>(lse.data());
   p.seqused_k = list(used), p.page_table.data = list(table), p.cache_batch_idx = list(entries);
   p.leftpad_k = list(leftpad);
@@ -198,7 +203,7 @@ void DecodeProblem::run(const char* variant, bool batch_invariant) {
   p.mask.data = static_cast<const std::uint8_t*>(mask.data());
 
   Options options;
-  options.kernel = "decode";
+  options.kernel = kernel;
   options.variant = variant;
   options.batch_invariant = batch_invariant;
   if (!supported(p, device_info(p.device), options).ok) return;  // no tile of this variant
@@ -213,9 +218,9 @@ void DecodeProblem::run(const char* variant, bool batch_invariant) {
   out.copy_back(out_.data());
   lse.copy_back(lse_.data());
   const double unit = p.q.dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
-  const std::string what = "decode of " + std::to_string(batch_) + " sequences, pages of " +
-                           std::to_string(c_.page_size) + ", head_dim " + std::to_string(c_.dim) +
-                           (variant ? std::string(", ") + variant : "");
+  const std::string what = std::string(kernel) + " of " + std::to_string(batch_) +
+                           " sequences, pages of " + std::to_string(c_.page_size) + ", head_dim " +
+                           std::to_string(c_.dim) + (variant ? std::string(", ") + variant : "");
   CHECK_FOR(difference(out_, want_) <= 16 * unit, what);
   CHECK_FOR(difference(lse_, want_lse_) <= 0x1p-10, what);
 }
@@ -232,6 +237,17 @@ std::vector<DecodeCase> cases() {
     all.push_back({{40, 9, 64}, 64, page_size, 1, 256, 256, {}, {kLeast, -1, 63}, true});
     all.push_back({{300, 1}, 300, page_size, 4, 64, 64, {}, {}, true});
     all.push_back({{40, 0, 64}, 64, page_size, 2, 576, 512});
+  }
+  for (const int page_size : {0, 8, 64}) {
+    DecodeCase latent{{0, 1, 63, 64, 65, 300, kMost, -1}, 300, page_size, 2, 576, 512};
+    latent.latent = true;
+    all.push_back(latent);
+    if (page_size == 0) {
+      latent.entries = {7, kMost, 0, 1, 2, 3, kLeast, 4};
+    } else {
+      latent.wrong_pages = true;
+    }
+    all.push_back(latent);
   }
   all.push_back({{20, 40, 64}, 64, 0, 1, 64, 64, {2, 0, 1}});
   all.push_back({{20, 40, 64}, 64, 0, 3, 128, 128, {kMost, kLeast, 1}, {}, true});
@@ -253,10 +269,11 @@ void test::run_decode() {
     for (const DecodeCase& c : cases()) {
       DecodeProblem problem(c, dtype);
       problem.expect();
-      problem.run(nullptr, false);
-      problem.run("rows16", false);
-      problem.run("rows32", false);
-      problem.run(nullptr, true);
+      problem.run("decode", nullptr, false);
+      problem.run("decode", "rows16", false);
+      problem.run("decode", "rows32", false);
+      problem.run("decode", nullptr, true);
+      for (const bool invariant : {false, true}) problem.run("sm90_latent", nullptr, invariant);
     }
   }
 }

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "device_copy.h"
 #include "problem.h"
-#include "short_caches.h"
+#include "short_parts.h"
 
 using namespace dlattn;
 using test::Buffer;
@@ -237,5 +237,6 @@ int main() {
     CHECK_FOR(served.count(kernel) == 1, std::string(kernel) + " has served nothing");
   test::run_decode();
   test::run_append();
+  test::run_backward();
   return test::summary();
 }
