@@ -13,7 +13,9 @@ suite=$(find "$build" -name gpu_short_suite -type f)
 for tool in memcheck racecheck synccheck initcheck; do
   echo "== $tool"
   options=()
-  # It reports races of split_kernel that are none: see named_barriers.cu.
-  if [ "$tool" = racecheck ]; then options=(--kernel-name-exclude kns=split_kernel); fi
+  # It reports races that are none: it loses sight of __syncthreads beside barriers of part of a block (split_kernel,
+  # wide_kernel: see named_barriers.cu), and of an order that comes by a producer's warp and its copies (sm90_latent).
+  # ThreadSanitizer sees these kernels in tests/simt.
+  if [ "$tool" = racecheck ]; then options=(--kernel-name-exclude kns=split_kernel,kns=wide_kernel,kns=sm90_latent); fi
   compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1 --print-limit 5 "$suite"
 done
