@@ -113,9 +113,9 @@ install_frameworks() {
   fi
   python -m pip install -q "${torch[@]}"
   frameworks+=(torch)
-  # The files that call attention on torch's tensors.
+  # What calls attention on torch's tensors.
   local package
-  for package in transformers diffusers; do
+  for package in transformers diffusers kernels; do
     if python -m pip install -q "$package"; then
       frameworks+=("$package")
     else
@@ -151,7 +151,7 @@ is_cpu_torch() { grep -q '"version": "[^"]*+cpu"' "$work/torch.json" 2>/dev/null
 # No test of those logged in tests.log may skip for lack of a framework that is installed.
 check_skips() {
   local framework lines failed=0
-  for framework in torch jax transformers diffusers sphinx myst_parser furo sphinx_copybutton sphinx_design yaml; do
+  for framework in torch jax transformers diffusers kernels sphinx myst_parser furo sphinx_copybutton sphinx_design yaml; do
     lines=$(grep -c "could not import '$framework['.]" "$work/tests.log") || true
     if [ "$lines" -gt 0 ]; then
       if [[ " ${frameworks[*]-} " == *" $framework "* ]]; then
