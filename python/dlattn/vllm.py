@@ -10,7 +10,8 @@ try:
     import vllm as _vllm  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "dlattn.vllm needs vLLM, which is not installed; accepted: vllm 0.33 (pip install vllm)"
+        "dlattn.vllm needs vLLM, which is not installed; accepted: vllm 0.32 or 0.33 "
+        "(pip install vllm)"
     ) from error
 
 from dlattn.integrations.vllm import (

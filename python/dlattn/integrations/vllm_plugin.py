@@ -13,7 +13,7 @@ from dlattn.integrations.engines import log_errors
 NAME = "DLATTN"
 
 
-@log_errors("vllm", "vllm 0.33")
+@log_errors("vllm", "vllm 0.32 or 0.33")
 def register() -> None:
     """Tell vLLM of the backend; once is enough, more do no harm."""
     _be_chosen_on_cpus(_member())

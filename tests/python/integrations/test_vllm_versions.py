@@ -1,12 +1,15 @@
-"""The plug-in beside other versions of vLLM: it registers, or says why not and leaves no trace.
+"""The plug-in beside each release of vLLM: it registers, or says why not and leaves no trace.
 
-What stands for a version has the registry and the platform in that version's form.
+What stands for a release has the registry and the platform in that release's form, as
+`tools/suites/vllm_releases.py` found them in its source.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,13 @@ import pytest
 from dlattn.integrations import engines
 from dlattn.integrations.vllm_plugin import NAME, register
 
+RELEASES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).parents[1].joinpath("support", "vllm_releases.json").read_text()
+)
+# One that takes names, and whose platform has parameters that the plug-in does not know.
+RELEASES_AND_ANOTHER = RELEASES | {
+    "another": {**RELEASES["0.33.0"], "platform": RELEASES["0.12.0"]["platform"]}
+}
 OWN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
 
 
@@ -45,52 +55,38 @@ class Registry:
         raise AssertionError("a registry is called whose arguments are others")
 
 
-def version(name: str) -> tuple[dict[str, dict[str, Any]], Registry, type]:
-    """The modules of a version of vLLM, its registry and its platform for CPUs."""
-    registry = Registry(named=name in ("0.33", "many arguments"))
+def modules_of(release: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], Registry, type]:
+    """The modules of a release of vLLM, its registry and its platform for CPUs."""
+    registry = Registry(named=release["registered"])
+    made: dict[str, Any] = {"OWN": OWN}
+    exec(f"def cls_of(cls, {', '.join(release['platform'])}): return OWN", made)
 
     class Platform:
+        get_attn_backend_cls = classmethod(made["cls_of"])
+
         @classmethod
         def is_cpu(cls) -> bool:
             return True
 
-        if name in ("0.33", "no names"):
-
-            @classmethod
-            def get_attn_backend_cls(
-                cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None
-            ) -> str:
-                return OWN
-        else:
-
-            @classmethod
-            def get_attn_backend_cls(
-                cls, selected_backend: Any, head_size: int, dtype: Any, use_mla: bool
-            ) -> str:
-                return OWN
-
-    own = {"AttentionBackendEnum": registry.AttentionBackendEnum}
-    modules: dict[str, dict[str, Any]] = {
-        "vllm": {},
-        "vllm.platforms": {"current_platform": Platform()},
+    path_second = release["register_backend"][:2] == ["backend", "class_path"]
+    modules: dict[str, dict[str, Any]] = {"vllm.platforms": {"current_platform": Platform()}}
+    modules[release["registry"]] = {
+        "AttentionBackendEnum": registry.AttentionBackendEnum,
+        "register_backend": registry.register_backend if path_second else registry.before_names,
+        "_ATTN_OVERRIDES": registry._ATTN_OVERRIDES,
     }
-    if name == "0.12":
-        modules |= {"vllm.attention": {}, "vllm.attention.backends": {}}
-        own["register_backend"] = registry.before_names
-        modules["vllm.attention.backends.registry"] = own
-    else:
-        modules |= {"vllm.v1": {}, "vllm.v1.attention": {}, "vllm.v1.attention.backends": {}}
-        own["register_backend"] = registry.register_backend
-        own["_ATTN_OVERRIDES"] = registry._ATTN_OVERRIDES
-        modules["vllm.v1.attention.backends.registry"] = own
+    for name in list(modules):
+        parts = name.split(".")
+        modules |= {".".join(parts[:n]): {} for n in range(1, len(parts))}
     return modules, registry, Platform
 
 
-@pytest.mark.parametrize("name", ["0.12", "no names", "many arguments", "0.33"])
-def test_versions(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("version", RELEASES_AND_ANOTHER)
+def test_releases(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    modules, registry, platform = version(name)
+    release = RELEASES_AND_ANOTHER[version]
+    modules, registry, platform = modules_of(release)
     for there in [n for n in sys.modules if n.partition(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, there)
     for module, members in modules.items():
@@ -103,21 +99,30 @@ def test_versions(
     for _ in range(2):
         register()
     members = registry.AttentionBackendEnum.__members__
-    if registry.named:
+    assert len(caplog.messages) == len(release["said"])
+    if release["registered"]:
         assert not caplog.messages
         assert members[NAME].value == registry._ATTN_OVERRIDES[members[NAME]]
     else:
-        (message,) = caplog.messages
-        assert message.endswith("; accepted: vllm 0.33")
+        (message,), (said,) = caplog.messages, release["said"]
+        assert message.endswith(said[said.index(" (") :])
         assert NAME not in members and not registry._ATTN_OVERRIDES
         assert platform.__dict__["get_attn_backend_cls"] is method
     # A server that asks for no backend, or another one, has vLLM's own.
     call: Any = platform.get_attn_backend_cls  # type: ignore[attr-defined]
-    config = SimpleNamespace()
-    options = {"head_size": 64, "dtype": None, "use_mla": False}
-    if name in ("0.33", "no names"):
-        options = {"attn_selector_config": config, "num_heads": 4}
+    options = {name: None for name in release["platform"] if name != "selected_backend"}
+    if "attn_selector_config" in options:
+        options["attn_selector_config"] = SimpleNamespace()
     for other in (None, registry.AttentionBackendEnum.CPU_ATTN):
         assert call(other, **options) == OWN
         assert call(selected_backend=other, **options) == OWN
         assert call(other, *options.values()) == OWN
+
+
+def test_which_releases_take_the_backend() -> None:
+    """As docs/engines.md has it; a release that takes names must have all that is imported."""
+    taken = [version for version, release in RELEASES.items() if release["registered"]]
+    assert [version.rpartition(".")[0] for version in taken] == ["0.32", "0.33"]
+    assert not any(RELEASES[version]["missing"] for version in taken)
+    minor = [int(version.split(".")[1]) for version in RELEASES]
+    assert minor == list(range(12, 34))
