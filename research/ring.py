@@ -13,8 +13,10 @@ time; where it is longer than `--whole` rows, it is that many, scaled by operati
 all others, and those in which NCCL's run alone (`exposed`) or nothing does (`idle`); with --profile
 the traces are kept. `peak_bytes` is what a call adds to the memory that its inputs take.
 
-Unproven, as no several GPUs have run it since: how much less of NCCL's kernels is exposed with keys
-of two steps under way, and with gradients and keys in one message.
+With --high-priority the group's messages go before attention, as TORCH_NCCL_HIGH_PRIORITY=1 has it.
+
+Unproven, as no several GPUs have run it since: how much less of NCCL's kernels is exposed with
+gradients and keys in one message, and with attention that begins a little after its start.
 """
 
 from __future__ import annotations
@@ -264,6 +266,7 @@ def main() -> None:
     parser.add_argument("--whole-repeats", type=int, help="calls of the whole, where not as many")
     parser.add_argument("--seconds", type=float, default=3600, help="no case begins later")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--high-priority", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path, help="folder of process 0's traces")
     arguments = parser.parse_args()
@@ -271,13 +274,18 @@ def main() -> None:
     device = torch.device("cpu" if arguments.device == "cpu" else f"cuda:{rank}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    if device.type == "cpu":
+        dist.init_process_group("gloo")
+    else:
+        first = os.environ.get("TORCH_NCCL_HIGH_PRIORITY") == "1" or arguments.high_priority
+        group = dist.ProcessGroupNCCL.Options(is_high_priority_stream=first)
+        dist.init_process_group("cpu:gloo,cuda:nccl", pg_options=group)
     head = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "processes": dist.get_world_size(),
         "torch": torch.__version__,
         "dlattn": dlattn.__version__,
-        "high_priority": os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0"),
+        "high_priority": str(int(device.type == "cuda" and first)),
     }
     results = []
     begin = time.monotonic()

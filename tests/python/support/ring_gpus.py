@@ -54,6 +54,19 @@ def same_bits(name: str, groups: dict[int, Any], device: Any) -> list[str]:
     return [] if all(torch.equal(x, y) for x, y in pairs) else [f"{name}: bits differ"]
 
 
+def before_attention(groups: dict[int, Any], device: Any) -> list[str]:
+    """A group whose messages go before attention, as docs/parallel.md makes it."""
+    import torch.distributed as dist
+
+    options = None
+    if device != "cpu":
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    n = dist.get_world_size()
+    own = {**groups, n: dist.new_group(pg_options=options)}
+    names = ("te_causal_grouped", "rfa_zigzag_packed", "contiguous_window")
+    return [wrong for name in names for wrong in precise(name, "bfloat16", own, device)]
+
+
 def _process(rank: int, n: int, folder: Path, device: str) -> None:
     import torch
     import torch.distributed as dist
@@ -84,6 +97,7 @@ def _process(rank: int, n: int, folder: Path, device: str) -> None:
             record(f"{name}-{dtype}", precise, name, dtype)
     for name in SAME_BITS:
         record(f"{name}-same-bits", same_bits, name)
+    record("before-attention", before_attention)
 
 
 def _last(rank: int, n: int, folder: Path) -> None:

@@ -16,6 +16,11 @@ import torch.distributed as dist
 
 from dlattn._errors import UnsupportedError
 
+# Clocks for which a GPU does nothing, some 10 microseconds, so that messages come before what is
+# enqueued behind their start. Both wait for the same kernels to end. A kernel of attention that
+# begins first takes all SMs, so that messages would wait until its last blocks run.
+_HEAD_START = 16384
+
 
 class Group:
     """A process group, as this process sees it."""
@@ -51,7 +56,11 @@ class Group:
             for rank, x in ends
             if x.numel()
         ]
-        return Messages(operations)
+        messages = Messages(operations)
+        if operations and operations[0].tensor.is_cuda:
+            with torch.cuda.device(operations[0].tensor.device):
+                torch.cuda._sleep(_HEAD_START)
+        return messages
 
     def meet(self, device: torch.device) -> None:
         """Let all processes take part in a message between devices of this kind.

@@ -10,7 +10,7 @@ Source: Liu, Zaharia, Abbeel. Ring attention with blockwise transformers. arXiv:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,17 @@ def gradient_dtype(x: torch.Tensor, step: Step) -> torch.dtype:
     return sum_dtype(x) if step.sums else x.dtype
 
 
+class _Exchange(NamedTuple):
+    """Tensors that go to ranks, and those of `received`, which come from ranks."""
+
+    sends: list[tuple[int, torch.Tensor]]
+    receives: list[tuple[int, torch.Tensor]]
+    received: list[torch.Tensor]
+
+
+_NOTHING = _Exchange([], [], [])
+
+
 class _Ring:
     """The messages of one pass. `theirs[s]` is the step s of the process that needs our keys."""
 
@@ -45,31 +56,34 @@ class _Ring:
         shape[self.problem.row_dim] = step.num_rows
         return like.new_empty(shape, dtype=dtype)
 
-    def send_keys(self, s: int, keys: list[torch.Tensor]) -> tuple[Messages, list[torch.Tensor]]:
-        """Start the messages of step s; the tensors are there after `wait`."""
-        row_dim = self.problem.row_dim
-        if s == 0:
-            return Messages([]), [take_rows(x, self.steps[0].rows, row_dim) for x in keys]
+    def keys(self, s: int, own: list[torch.Tensor]) -> _Exchange:
+        """The keys of step s, of which there may be none."""
         if s == self.n:
-            return Messages([]), []
-        received = [self._empty(x, self.steps[s], x.dtype) for x in keys]
-        sent = [take_rows(x, self.theirs[s].rows, row_dim) for x in keys]
-        messages = self.problem.group.start(
-            [(self.readers[s], x) for x in sent], [(self.steps[s].source, x) for x in received]
-        )
-        return messages, received
+            return _NOTHING
+        sent = [take_rows(x, self.theirs[s].rows, self.problem.row_dim) for x in own]
+        if s == 0:
+            return _NOTHING._replace(received=sent)
+        received = [self._empty(x, self.steps[s], x.dtype) for x in own]
+        sends = [(self.readers[s], x) for x in sent]
+        return _Exchange(sends, [(self.steps[s].source, x) for x in received], received)
 
-    def send_gradients(
-        self, s: int, gradients: list[torch.Tensor], keys: list[torch.Tensor]
-    ) -> tuple[Messages, list[torch.Tensor]]:
-        """Start to send step s' gradients to whom the keys are, and to receive those of ours."""
+    def gradients(self, s: int, shares: list[torch.Tensor], own: list[torch.Tensor]) -> _Exchange:
+        """Step s' gradients go to whom the keys are; those of our own keys come."""
+        if s == 0:
+            return _NOTHING._replace(received=shares)
         step = self.theirs[s]
-        received = [self._empty(x, step, gradient_dtype(x, step)) for x in keys]
-        messages = self.problem.group.start(
-            [(self.steps[s].source, x) for x in gradients],
-            [(self.readers[s], x) for x in received],
-        )
-        return messages, received
+        received = [self._empty(x, step, gradient_dtype(x, step)) for x in own]
+        sends = [(self.steps[s].source, x) for x in shares]
+        return _Exchange(sends, [(self.readers[s], x) for x in received], received)
+
+    def start(self, *exchanges: _Exchange) -> Messages:
+        """Start messages together; what is received is there after `wait`.
+
+        NCCL has one kernel for all of them. A second one would wait for the first one's end, and
+        then find attention on all of the GPU.
+        """
+        sends = [send for exchange in exchanges for send in exchange.sends]
+        return self.problem.group.start(sends, [x for e in exchanges for x in e.receives])
 
 
 def _add_sinks(problem: Problem, states: States, q: torch.Tensor, sinks: torch.Tensor) -> None:
@@ -104,15 +118,16 @@ def forward(
     """out in q's dtype, and lse over all keys of all processes."""
     ring = _Ring(problem)
     states = States(problem, q, v.shape[-1])
-    _, keys = ring.send_keys(0, [k, v])
+    arriving = ring.keys(0, [k, v])
     for s, step in enumerate(ring.steps):
-        messages, arriving = ring.send_keys(s + 1, [k, v])
+        k_step, v_step = arriving.received
+        arriving = ring.keys(s + 1, [k, v])
+        messages = ring.start(arriving)
         try:
             for call in step.calls:
-                states.add(*calls.forward(problem, call, q, keys[0], keys[1], slopes))
+                states.add(*calls.forward(problem, call, q, k_step, v_step, slopes))
         finally:  # the next call's messages must not meet these
             messages.wait()
-        keys = arriving
     if sinks is not None:
         _add_sinks(problem, states, q, sinks)
     return states.result()
@@ -132,32 +147,33 @@ def backward(
     ring = _Ring(problem)
     dq = Gradient(problem, q, sum_dtype(q))
     own = [Gradient(problem, x, sum_dtype(x)) for x in (k, v)]
-    _, keys = ring.send_keys(0, [k, v])
-    returning, returned = Messages([]), [k, v][:0]
+    arriving, returning, shares = ring.keys(0, [k, v]), _NOTHING, list[torch.Tensor]()
     for s, step in enumerate(ring.steps):
-        messages, arriving = ring.send_keys(s + 1, [k, v])
+        k_step, v_step = arriving.received
+        returned, arriving = returning.received, ring.keys(s + 1, [k, v])
+        returning = ring.gradients(s - 1, shares, [k, v]) if s > 0 else _NOTHING
+        messages = ring.start(arriving, returning)
         try:
-            shares = [Gradient(problem, x, gradient_dtype(x, step)) for x in keys]
+            if s > 1:
+                _add(problem, own, returned, ring.theirs[s - 2])
+            found = [Gradient(problem, x, gradient_dtype(x, step)) for x in (k_step, v_step)]
             for call in step.calls:
-                q_rows, k_rows, found = calls.backward(
-                    problem, call, dout, q, keys[0], keys[1], out, lse, slopes
+                q_rows, k_rows, share = calls.backward(
+                    problem, call, dout, q, k_step, v_step, out, lse, slopes
                 )
-                dq.add(q_rows, found.dq)
-                for x, share in zip(shares, (found.dk, found.dv), strict=True):
-                    x.add(k_rows, share)
+                dq.add(q_rows, share.dq)
+                for x, y in zip(found, (share.dk, share.dv), strict=True):
+                    x.add(k_rows, y)
+            shares = [x.total() for x in found]
         finally:
-            returning.wait()
             messages.wait()
-        ours = [x.total() for x in shares]
-        if s == 0:
-            returned = ours
-        else:
-            _add(problem, own, returned, ring.theirs[s - 1])
-            returning, returned = ring.send_gradients(s, ours, [k, v])
-        keys = arriving
+    returned, returning = returning.received, ring.gradients(ring.n - 1, shares, [k, v])
+    messages = ring.start(returning)
+    if ring.n > 1:
+        _add(problem, own, returned, ring.theirs[-2])
     rounded = dq.total().to(q.dtype)  # while the last gradients travel
-    returning.wait()
-    _add(problem, own, returned, ring.theirs[-1])
+    messages.wait()
+    _add(problem, own, returning.received, ring.theirs[-1])
     return [rounded, *(x.total().to(q.dtype) for x in own)]
 
 
