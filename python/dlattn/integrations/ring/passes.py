@@ -155,35 +155,32 @@ def backward(
         messages = ring.start(arriving, returning)
         try:
             if s > 1:
-                _add(problem, own, returned, ring.theirs[s - 2])
+                _add(own, returned, ring.theirs[s - 2])
             found = [Gradient(problem, x, gradient_dtype(x, step)) for x in (k_step, v_step)]
             for call in step.calls:
                 q_rows, k_rows, share = calls.backward(
                     problem, call, dout, q, k_step, v_step, out, lse, slopes
                 )
-                dq.add(q_rows, share.dq)
+                dq.add([q_rows], share.dq)
                 for x, y in zip(found, (share.dk, share.dv), strict=True):
-                    x.add(k_rows, y)
-            shares = [x.total() for x in found]
+                    x.add([k_rows], y)
+            shares = [x.result(x.dtype) for x in found]
         finally:
             messages.wait()
     returned, returning = returning.received, ring.gradients(ring.n - 1, shares, [k, v])
     messages = ring.start(returning)
     if ring.n > 1:
-        _add(problem, own, returned, ring.theirs[-2])
-    rounded = dq.total().to(q.dtype)  # while the last gradients travel
+        _add(own, returned, ring.theirs[-2])
+    rounded = dq.result(q.dtype)  # while the last gradients travel
     messages.wait()
-    _add(problem, own, returning.received, ring.theirs[-1])
-    return [rounded, *(x.total().to(q.dtype) for x in own)]
+    _add(own, returning.received, ring.theirs[-1])
+    return [rounded, *(x.result(q.dtype) for x in own)]
 
 
-def _add(problem: Problem, own: list[Gradient], shares: list[torch.Tensor], step: Step) -> None:
+def _add(own: list[Gradient], shares: list[torch.Tensor], step: Step) -> None:
     """Add gradients of the rows of a step where these rows are ours."""
     for x, share in zip(own, shares, strict=True):
-        row = 0
-        for begin, end in step.rows:
-            x.add((begin, end), problem.rows(share, (row, row + end - begin)))
-            row += end - begin
+        x.add(step.rows, share)
 
 
 class RingAttention(torch.autograd.Function):

@@ -5,6 +5,7 @@ Passes over memory are what they cost beside attention: one for each gradient, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -95,20 +96,61 @@ class States:
 
 
 class Gradient:
-    """A gradient of a tensor, summed in `dtype` from gradients of some of its rows."""
+    """The gradient of a tensor, from gradients of some of its rows, which are summed in `dtype`.
+
+    Rows that have one gradient keep it as it came: a pass over memory is saved for each.
+    """
 
     def __init__(self, problem: Problem, like: torch.Tensor, dtype: torch.dtype) -> None:
         self.problem, self.like, self.dtype = problem, like, dtype
-        self._total: torch.Tensor | None = None
+        self._all: Range = (0, like.shape[problem.row_dim])
+        self._first: torch.Tensor | None = None  # of all rows
+        self._sum: torch.Tensor | None = None  # what takes the first one's place in _rows
+        self._rows: Range = (0, 0)
 
-    def add(self, rows: Range, x: torch.Tensor) -> None:
-        """The first one may become the sum itself."""
-        if self._total is None and rows == (0, self.like.shape[self.problem.row_dim]):
-            self._total = x.to(self.dtype).contiguous()
-        else:
-            self.problem.rows(self.total(), rows).add_(x)
+    def add(self, ranges: Sequence[Range], x: torch.Tensor) -> None:
+        """Rows of x lie one behind the other. The first x of all rows is the sum's from then on."""
+        if not ranges:
+            return
+        if self._first is None and tuple(ranges) == (self._all,):
+            self._first = x.contiguous()
+            return
+        into = self._sum_of((ranges[0][0], ranges[-1][1]))
+        row = 0
+        for begin, end in ranges:
+            share = self.problem.rows(x, (row, row + end - begin))
+            self._within(into, (begin, end)).add_(share)
+            row += end - begin
 
-    def total(self) -> torch.Tensor:
-        if self._total is None:
-            self._total = torch.zeros_like(self.like, dtype=self.dtype)
-        return self._total
+    def result(self, dtype: torch.dtype) -> torch.Tensor:
+        if self._first is None:
+            return torch.zeros_like(self.like, dtype=dtype)
+        if self._sum is not None and self._rows == self._all:
+            return self._sum.to(dtype)
+        result = self._first.to(dtype)
+        if self._sum is not None:
+            self.problem.rows(result, self._rows).copy_(self._sum)
+        return result
+
+    def _within(self, x: torch.Tensor, rows: Range) -> torch.Tensor:
+        """Rows of a tensor that has those of `_rows`."""
+        return self.problem.rows(x, (rows[0] - self._rows[0], rows[1] - self._rows[0]))
+
+    def _sum_of(self, rows: Range) -> torch.Tensor:
+        """The sum, after these rows and all between have been made part of it."""
+        if self._first is None:
+            self._first = torch.zeros_like(self.like, dtype=self.dtype)
+        if self._sum is None and self._first.dtype == self.dtype:
+            self._sum, self._rows = self._first, self._all
+        before, had = self._sum, self._rows
+        if before is not None:
+            rows = min(rows[0], had[0]), max(rows[1], had[1])
+            if rows == had:
+                return before
+        found = self._sum = self.problem.rows(self._first, rows).to(self.dtype)
+        self._rows = rows
+        if before is not None:
+            self._within(found, had).copy_(before)
+        if rows == self._all:
+            self._first = found  # the memory of the first one is given back
+        return found
