@@ -49,6 +49,7 @@ CASES: dict[str, tuple[tuple[int, int], dict[str, Any], tuple[int, ...]]] = {
     "deterministic": ((32, 8), {"causal": True, "deterministic": True}, ()),
     "packed": ((32, 8), {"causal": True}, (1, 5, 2, 8)),
     "packed_short": ((32, 8), {"causal": True}, (1,) * 16),
+    "packed_whole": ((32, 8), {"causal": True, "order": "whole"}, (1,) * 16),
     "window": ((32, 8), {"causal": True, "window": (4096, 0), "order": "contiguous"}, ()),
     "all_to_all": ((32, 8), {"causal": True, "mode": "all_to_all"}, ()),
     "all_to_all_packed": ((32, 8), {"causal": True, "mode": "all_to_all"}, (1, 5, 2, 8)),

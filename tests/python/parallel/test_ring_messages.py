@@ -99,8 +99,11 @@ def test_messages_travel_beside_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backward == "2cw2cw4cw2cw2w"
 
 
-def test_one_process_sends_nothing() -> None:
-    assert passes_of(Recorder(1, 0), (9,), False, "zigzag", Mask(None, 0)) == ["", ""]
+@pytest.mark.parametrize(
+    ("n", "lengths", "order"), [(1, (9,), "zigzag"), (4, (5,) * 8, "whole"), (4, (0,), "zigzag")]
+)
+def test_nothing_is_sent(n: int, lengths: tuple[int, ...], order: str) -> None:
+    assert passes_of(Recorder(n, 0), lengths, True, order, Mask(None, 0)) == ["", ""]
 
 
 def never_met(processes: list[list[Batch]]) -> list[int]:
@@ -137,6 +140,7 @@ def never_met(processes: list[list[Batch]]) -> list[int]:
         ((43,), False, "contiguous", Mask(12, 0)),
         ((3,), False, "zigzag", Mask(None, 0)),
         ((33, 7, 2, 0, 30), True, "zigzag", Mask(9, 20)),
+        ((33, *(7,) * 8, 0, 30), True, "whole", Mask(None, 0)),
     ],
 )
 def test_messages_of_all_processes_meet(

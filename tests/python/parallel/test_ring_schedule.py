@@ -54,8 +54,8 @@ def scores_of(
 def positions_of(lengths: tuple[int, ...], n: int, rank: int, order: str) -> list[tuple[int, int]]:
     return [
         (b, p)
-        for b, length in enumerate(lengths)
-        for begin, end in shards.positions(length, n, rank, order)
+        for b, place in enumerate(shards.places(lengths, n, order))
+        for begin, end in shards.positions(lengths[b], n, rank, place)
         for p in range(begin, end)
     ]
 
@@ -63,8 +63,11 @@ def positions_of(lengths: tuple[int, ...], n: int, rank: int, order: str) -> lis
 def test_every_score_is_computed_once() -> None:
     draw = random.Random(5)
     for _ in range(150):
+        order = draw.choice(shards.ORDERS_OF_MANY)
         lengths = tuple(draw.randrange(18) for _ in range(draw.choice([1, 1, 3])))
-        n, order = draw.choice([1, 2, 3, 4]), draw.choice(shards.ORDERS)
+        if order == "whole":  # as many of a length as processes are whole, the others are cut
+            lengths += (draw.randrange(1, 7),) * draw.choice([4, 8])
+        n = draw.choice([1, 2, 3, 4])
         sides = [draw.choice([None, None, 0, 1, 3, 8, 40]) for _ in range(2)]
         mask = Mask(*sides, distances=draw.random() < 0.3)
         left, right = (100 if side is None else side for side in sides)
@@ -147,9 +150,46 @@ def test_bands_beyond_the_rows() -> None:
 def test_orders() -> None:
     with pytest.raises(UnsupportedError, match="order is 'striped'; accepted: 'zigzag', 'conti"):
         shards.check_order("striped")
+    with pytest.raises(UnsupportedError, match="order is 'whole'; accepted: 'zigzag', 'contig"):
+        shards.check_order("whole")
+    with pytest.raises(UnsupportedError, match=r"order is 3; .*'contiguous', 'whole'"):
+        shards.check_order(3, shards.ORDERS_OF_MANY)
     assert shards.positions(16, 2, 1, "zigzag") == ((4, 12),)
     assert shards.positions(16, 2, 0, "zigzag") == ((0, 4), (12, 16))
     assert shards.rows((4, 8), 2, 1, "contiguous") == ((2, 4), (8, 12))
+
+
+def test_whole_sequences_are_sent_nowhere() -> None:
+    lengths = (8192,) * 16
+    assert [shards.places(lengths, 4, "whole").count(rank) for rank in range(4)] == [4] * 4
+    for rank in range(4):
+        first, *others = steps(lengths, 4, rank, "whole", Mask(None, 0))
+        assert len(first.calls) == 1 and not any(step.calls or step.rows for step in others)
+    assert set(shards.places((8192, 40960, 16384, 65536), 4, "whole")) == {"zigzag"}
+    assert shards.places((500, 1, 1, 1, 1, 0), 2, "whole") == ("zigzag", 0, 1, 0, 1, 0)
+    assert shards.places((0, 0), 2, "whole") == (0, 0)
+    assert shards.places((5, 7), 2, "contiguous") == ("contiguous",) * 2
+
+
+def test_whole_sequences_keep_the_balance() -> None:
+    draw = random.Random(7)
+    whole = 0
+    for _ in range(40):
+        n = draw.choice([2, 3, 4, 8])
+        lengths = tuple(int(draw.lognormvariate(6, 1)) for _ in range(draw.choice([5, 20, 200])))
+        places = shards.places(lengths, n, "whole")
+        whole += sum(type(place) is int for place in places)
+        shares = [shards.count(shards.rows(lengths, n, rank, "whole")) for rank in range(n)]
+        assert sum(shares) == sum(lengths)
+        assert max(shares) - min(shares) <= sum(lengths) / n / 16 + 2 * len(lengths)
+        scores = [0] * n
+        for place, length in zip(places, lengths, strict=True):
+            if isinstance(place, int):
+                scores[place] += length * length
+        assert max(scores) - min(scores) <= sum(x * x for x in lengths) / n / 16
+    assert whole > 1000
+    many = tuple(draw.randrange(100, 8000) for _ in range(64))
+    assert "zigzag" not in shards.places(many, 4, "whole")
 
 
 def test_masks() -> None:

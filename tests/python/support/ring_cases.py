@@ -70,6 +70,16 @@ CASES = {
         lengths=(33, 70, 5), batch=None, window=(9, 20), layout="bhsd", sinks=True
     ),
     "contiguous_window": Case(lengths=(80,), order="contiguous", causal=True, window=(21, 0)),
+    # Eight sequences lie on one process each, the first one and the last one are cut.
+    "whole": Case(
+        lengths=(40, *(9, 10) * 4, 61), batch=None, causal=True, sinks=True, order="whole"
+    ),
+    "whole_window": Case(
+        lengths=(9,) * 8, batch=None, window=(5, 3), alibi="heads", order="whole", check=False
+    ),
+    "whole_all_to_all": Case(
+        lengths=(40, *(9,) * 6, 33), batch=None, heads=(4, 4), order="whole", mode="all_to_all"
+    ),
     "alibi": Case(lengths=(61,), alibi="batch", softcap=5.0),
     "alibi_causal_window": Case(causal=True, window=(25, None), alibi="heads", layout="bhsd"),
     "alibi_packed": Case(lengths=(33, 50), batch=None, window=(30, 12), alibi="heads", sinks=True),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlattn._errors import UnsupportedError
-from dlattn.integrations.ring.shards import check_order
+from dlattn.integrations.ring.shards import ORDERS_OF_MANY, check_order
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -17,7 +17,7 @@ def check_words(layout: object, order: object, mode: object) -> None:
         raise UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
     if not isinstance(mode, str) or mode not in ("ring", "all_to_all"):
         raise UnsupportedError(f"mode is {mode!r}; accepted: 'ring', 'all_to_all'")
-    check_order(order)
+    check_order(order, ORDERS_OF_MANY)
 
 
 def check_tensors(

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dlattn._errors import UnsupportedError
-from dlattn.integrations.ring.shards import Range, count, joined, positions
+from dlattn.integrations.ring.shards import Place, Range, count, joined, places, positions
 
 _FAR = 1 << 60  # beyond any position
 
@@ -133,19 +133,21 @@ def band_pair(q_at: int, q: Range, k_at: int, k: Range, mask: Mask) -> Pair | No
     )
 
 
-def _shard(length: int, n: int, rank: int, order: str) -> list[tuple[int, Range]]:
+def _shard(length: int, n: int, rank: int, place: Place) -> list[tuple[int, Range]]:
     """Each part of a shard: its first position, and its rows in the shard."""
     parts, row = [], 0
-    for begin, end in positions(length, n, rank, order):
+    for begin, end in positions(length, n, rank, place):
         parts.append((begin, (row, row + end - begin)))
         row += end - begin
     return parts
 
 
 @lru_cache(maxsize=4096)
-def pairs(length: int, n: int, rank: int, source: int, order: str, mask: Mask) -> tuple[Pair, ...]:
+def pairs(
+    length: int, n: int, rank: int, source: int, place: Place, mask: Mask
+) -> tuple[Pair, ...]:
     """The queries of `rank` with the keys of `source`, of one sequence."""
-    queries, keys = _shard(length, n, rank, order), _shard(length, n, source, order)
+    queries, keys = _shard(length, n, rank, place), _shard(length, n, source, place)
     if not queries or not keys:
         return ()
     all_before = mask.right in (None, 0) and (mask.left is None or mask.left >= length)
@@ -189,11 +191,11 @@ def steps(lengths: tuple[int, ...], n: int, rank: int, order: str, mask: Mask) -
 def _step(lengths: tuple[int, ...], n: int, rank: int, source: int, order: str, mask: Mask) -> Step:
     found: list[tuple[int, Pair]] = []
     q_row = k_row = 0
-    for b, length in enumerate(lengths):
-        for pair in pairs(length, n, rank, source, order, mask):
+    for b, place in enumerate(places(lengths, n, order)):
+        for pair in pairs(lengths[b], n, rank, source, place, mask):
             found.append((b, _moved(pair, q_row, k_row)))
-        q_row += count(positions(length, n, rank, order))
-        k_row += count(positions(length, n, source, order))
+        q_row += count(positions(lengths[b], n, rank, place))
+        k_row += count(positions(lengths[b], n, source, place))
     travelling = joined(_union(pair.k for _, pair in found))
     placed = [(b, _moved(pair, 0, _place(travelling, pair.k[0]))) for b, pair in found]
     return Step(source, travelling, tuple(_calls(placed, mask.distances)))
