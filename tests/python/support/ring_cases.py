@@ -56,6 +56,13 @@ CASES = {
     "te_all_to_all_packed": Case(
         lengths=(16, 64, 9), batch=None, heads=(4, 4), causal=True, mode="all_to_all"
     ),
+    "all_to_all_one_batch": Case(lengths=(61,), batch=1, heads=(8, 4), mode="all_to_all"),
+    "all_to_all_heads_first": Case(
+        lengths=(61,), batch=1, heads=(8, 4), causal=True, layout="bhsd", mode="all_to_all"
+    ),
+    "all_to_all_no_tokens": Case(
+        lengths=(3,), batch=1, heads=(4, 4), dims=(16, 8), causal=True, mode="all_to_all"
+    ),
     "rfa_zigzag": Case(lengths=(159 * 2,), batch=1, heads=(5, 5), dims=(128, 128), causal=True),
     "rfa_ring": Case(lengths=(160,), batch=1, heads=(5, 5), causal=True, order="contiguous"),
     "rfa_zigzag_packed": Case(lengths=(15, 141, 373), batch=None, heads=(5, 5), causal=True),

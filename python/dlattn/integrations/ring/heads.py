@@ -18,23 +18,6 @@ from dlattn.integrations.torch import ops
 from dlattn.integrations.torch.gradients import deterministic_gradients
 
 
-class _AllToAll(torch.autograd.Function):
-    """Elements sent[r] of a flat tensor go to process r, received[r] come from it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, sent: list[int], received: list[int], group: Any
-    ) -> torch.Tensor:
-        ctx.settings = received, sent, group
-        result = x.new_empty(sum(received))
-        dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _AllToAll.apply(gradients[0], *ctx.settings), None, None, None
-
-
 @lru_cache(maxsize=64)
 def _orders(
     lengths: tuple[int, ...], n: int, order: str, device: torch.device
@@ -63,29 +46,58 @@ class _Exchange:
         shape[self.row_dim], shape[self.head_dim] = rows, heads
         return shape
 
-    def _exchanged(self, parts: list[torch.Tensor], shapes: list[list[int]]) -> list[torch.Tensor]:
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        flat = torch.cat([x.reshape(-1) for x in parts])
-        found: Any = _AllToAll.apply(flat, [x.numel() for x in parts], sizes, self.group)
-        return [x.view(shape) for x, shape in zip(found.split(sizes), shapes, strict=True)]
+    def _rows_come_first(self, x: torch.Tensor) -> bool:
+        """Whether a tensor's parts by rows lie one behind the other in memory."""
+        return all(x.shape[dim] == 1 for dim in range(self.row_dim))
+
+    def _exchanged(self, sent: torch.Tensor, sizes: list[int], found: list[int]) -> torch.Tensor:
+        """A flat tensor: found[r] elements of process r, which sends them for sizes[r] of ours."""
+        result = sent.new_empty(sum(found))
+        dist.all_to_all_single(result, sent.reshape(-1), found, sizes, group=self.group)
+        return result
 
     def to_heads(self, x: torch.Tensor) -> torch.Tensor:
-        parts = list(x.chunk(self.n, self.head_dim))
         heads = x.shape[self.head_dim] // self.n
-        found = self._exchanged(parts, [self._shape(x, rows, heads) for rows in self.counts])
+        shapes = [self._shape(x, rows, heads) for rows in self.counts]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        parts = torch.stack(x.chunk(self.n, self.head_dim))
+        flat = self._exchanged(parts, [sizes[self.rank]] * self.n, sizes)
         _, by_position = _orders(*self.settings, x.device)
-        return torch.cat(found, self.row_dim).index_select(self.row_dim, by_position)
+        if self._rows_come_first(x):
+            ordered = flat.view(self._shape(x, sum(self.counts), heads))
+        else:
+            received = zip(flat.split(sizes), shapes, strict=True)
+            ordered = torch.cat([part.view(shape) for part, shape in received], self.row_dim)
+        return ordered.index_select(self.row_dim, by_position)
 
     def to_rows(self, x: torch.Tensor) -> torch.Tensor:
         by_process, _ = _orders(*self.settings, x.device)
-        ordered = x.index_select(self.row_dim, by_process)
+        parts = x.index_select(self.row_dim, by_process)
         shape = self._shape(x, self.counts[self.rank], x.shape[self.head_dim])
-        found = self._exchanged(list(ordered.split(self.counts, self.row_dim)), [shape] * self.n)
-        return torch.cat(found, self.head_dim)
+        sizes = [x.numel() // max(1, sum(self.counts)) * rows for rows in self.counts]
+        if not self._rows_come_first(x):
+            each = parts.split(self.counts, self.row_dim)
+            parts = torch.cat([part.reshape(-1) for part in each])
+        flat = self._exchanged(parts, sizes, [sizes[self.rank]] * self.n)
+        return torch.cat(flat.view(self.n, *shape).unbind(), self.head_dim)
 
     def own(self, x: torch.Tensor | None) -> torch.Tensor | None:
         """The part of sinks or slopes that belongs to this process's heads."""
         return None if x is None else x.chunk(self.n, -1)[self.rank]
+
+
+class _Exchanged(torch.autograd.Function):
+    """`to_heads` or `to_rows`. Each element goes to one place: gradients go back the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: _Exchange, to_heads: bool) -> torch.Tensor:
+        ctx.settings = exchange, to_heads
+        return exchange.to_heads(x) if to_heads else exchange.to_rows(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, to_heads = ctx.settings
+        return _Exchanged.apply(gradients[0], exchange, not to_heads), None, None
 
 
 def attention(
@@ -107,7 +119,7 @@ def attention(
             )
     options = problem.options(problem.mask.left, problem.mask.right)
     options |= {"sinks": exchange.own(sinks), "alibi_slopes": exchange.own(slopes)}
-    q, k, v = (exchange.to_heads(x) for x in (q, k, v))
+    q, k, v = (_Exchanged.apply(x, exchange, True) for x in (q, k, v))
     with deterministic_gradients(problem.deterministic):
         if problem.packed:
             starts = torch.tensor([0, *problem.lengths]).cumsum(0).int().to(q.device)
@@ -115,4 +127,5 @@ def attention(
             out = ops.attention_varlen(q, k, v, starts, starts, most, most, **options)
         else:
             out = ops.attention(q, k, v, **options)
-    return exchange.to_rows(out)
+    result: torch.Tensor = _Exchanged.apply(out, exchange, False)
+    return result
