@@ -37,8 +37,11 @@ def test_over_gpus(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends(tmp_path: Path) -> None:
-    """The others do not wait for ever: they raise, or NCCL's watchdog ends them."""
+    """The others do not wait for ever: they raise, or NCCL's watchdog ends them.
+
+    It does so after the group's time-out of 8 s; the limit has room for start and a slow watchdog.
+    """
     n = gpus()
-    codes = ring_gpus.start("last", n, tmp_path, 45)
-    assert codes[-1] == 0 and all(code not in (0, -9) for code in codes[:-1]), codes
+    codes = ring_gpus.start("last", n, tmp_path, 150)
     assert not list(tmp_path.glob("survived*"))
+    assert codes[-1] == 0 and all(code not in (0, -9) for code in codes[:-1]), codes

@@ -102,6 +102,9 @@ def _process(rank: int, n: int, folder: Path, device: str) -> None:
 
 def _last(rank: int, n: int, folder: Path) -> None:
     """The last process ends, while the others wait for its keys; they raise or are ended."""
+    # NCCL's watchdog ends a process after the group's time-out, and by default writes down what it
+    # knows before that, which may take longer than a minute.
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     import torch
     import torch.distributed as dist
 
