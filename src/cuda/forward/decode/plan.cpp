@@ -10,7 +10,7 @@
 #include "cuda/forward/decode/choices.h"
 #include "cuda/plan/cost.h"
 #include "cuda/tile/accumulation_limits.h"
-#include "cuda/tile/key_parts/shape.h"
+#include "cuda/tile/key_parts/divisions.h"
 
 namespace dlattn::decode {
 namespace {
@@ -84,10 +84,6 @@ bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
   return true;
 }
 
-// The keys of a part with batch_invariant. A number of its own: on nothing that a batch may change
-// do bits depend then.
-constexpr std::int64_t kInvariantSplit = 1024;
-
 Division asked_division(const Options& options) {
   if (options.num_splits > 0)
     return {options.num_splits == 1, options.num_splits == 1 ? 0 : options.num_splits};
@@ -97,7 +93,7 @@ Division asked_division(const Options& options) {
 }
 
 // The fastest of the ways to divide the keys on one shape that the options admit.
-Choice fastest(const WorkPartition& partition, const Options& options) {
+Choice fastest(const ClusterPartition& partition, const Options& options) {
   Choice best;
   const auto consider = [&best](const Choice& choice) {
     if (choice.ns < best.ns) best = choice;
@@ -127,22 +123,6 @@ Choice fastest(const WorkPartition& partition, const Options& options) {
   return best;
 }
 
-// The launch that adds up the parts in the workspace.
-Launch combine_launch(const AttentionParams& p, const Plan& plan) {
-  Launch launch;
-  launch.operation = Operation::kCombine;
-  launch.kernel = plan.kernel;
-  launch.dtype = plan.dtype;
-  launch.head_dim_tile = plan.head_dim_tile;
-  launch.variant = plan.variant;
-  launch.variant_name = plan.variant_name;
-  launch.block_m = 1;
-  launch.num_warps = kCombineThreads / 32;
-  launch.grid = p.batch_size * p.num_heads * p.seqlen_q * combine_blocks(plan.head_dim_tile);
-  launch.smem_bytes = combine_smem_bytes();
-  return launch;
-}
-
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile, requested = requested_variant(options.variant);
@@ -152,13 +132,17 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
   if (!accepts(p, *plan, why)) return false;
   Choice best;
+  int best_variant = 0;
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
-    const WorkPartition partition(p, device, tile, variant);
+    const ClusterPartition partition(p, device, tile, variant);
     if (partition.most_units() >= static_cast<double>(core::kMaxGrid)) continue;
     const Choice choice = fastest(partition, options);
-    if (choice.ns < best.ns) best = choice;
+    if (choice.ns < best.ns) {
+      best = choice;
+      best_variant = variant;
+    }
   }
   const bool none = best.ns == std::numeric_limits<double>::infinity();
   if (none && is_wide(tile) && p.seqlen_k > tile::kMostKeys)
@@ -167,9 +151,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (none)
     return refuse(why, "needs more shared memory than ", device.name,
                   " has, or has 2^31 tiles of keys");
-  const TileConfig config = tile_config(tile, best.variant, key_bytes(p));
-  plan->variant = best.variant;
-  plan->variant_name = kVariantNames[best.variant];
+  const TileConfig config = tile_config(tile, best_variant, key_bytes(p));
+  plan->variant = best_variant;
+  plan->variant_name = kVariantNames[best_variant];
   plan->packed_heads = static_cast<int>(p.num_heads / p.num_heads_kv);
   cost::set_tile(p, config, plan);
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
@@ -183,10 +167,11 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (best.division.whole || best.cluster_size > 1) return true;
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
+  const std::int64_t rows = p.batch_size * p.num_heads * p.seqlen_q;
   const std::int64_t most_rows = core::kMaxGrid / combine_blocks(tile);
-  if (p.batch_size * p.num_heads * p.seqlen_q > most_rows)
+  if (rows > most_rows)
     return refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
-  plan->after[plan->num_after++] = combine_launch(p, *plan);
+  plan->after[plan->num_after++] = combine_launch(*plan, rows * combine_blocks(tile));
   return true;
 }
 

@@ -79,6 +79,11 @@ inline bool is_general(const AttentionParams& p) {
   return p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
 }
 
+// Whether the host knows how many queries and keys each sequence has: as many as the others.
+inline bool host_knows_lengths(const AttentionParams& p) {
+  return !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
+}
+
 inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan) {
   DecodeShape shape{};
   static_cast<LaunchShape&>(shape) = make_launch_shape(p, plan, p.num_heads / p.num_heads_kv);
@@ -88,7 +93,7 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   shape.split_tiles = shape.whole ? 0 : static_cast<int>(plan.split_size / plan.block_n);
   shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
   shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;
-  shape.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
+  shape.uniform = host_knows_lengths(p);
   shape.latent = is_latent(p);
   shape.part_tiles = shape.uniform && !shape.whole ? part_tiles_of(p, plan) : 0;
   constexpr std::uint32_t kAllKeys = 0x7fffffff;
