@@ -7,7 +7,8 @@
 #include "dlattn/attention.h"
 
 // The functions that core calls in the backends. src/cuda defines the cuda functions, or
-// src/cuda/no_cuda.cpp in a build without nvcc, so that callers need no #ifdef.
+// src/cuda/no_cuda.cpp in a build without nvcc, so that callers need no #ifdef. Those of the CPU
+// backend for merge and append stand beside their tables (core/operations/).
 namespace dlattn::cuda {
 
 bool compiled();
@@ -71,12 +72,7 @@ void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
 void plan(const BackwardParams& params, const DeviceInfo& device, const Options& options,
           Plan* plan);
 void backward(const BackwardParams& params, const Plan& plan, Poll poll = {});
-void merge_states(const MergeParams& params, Poll poll = {});
 // Takes lengths that nobody else can write to.
 void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});
-void append_kv(const AppendParams& params, int num_threads, Poll poll = {});
-// Throws UnsupportedError for lists that append_kv() refuses, and for lengths that are more than
-// `max_seqlen_k` with the new keys.
-void check_lists(const AppendParams& params, std::int64_t max_seqlen_k);
 
 }  // namespace dlattn::cpu

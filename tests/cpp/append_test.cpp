@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "core/backend.h"
+#include "core/operations/append.h"
 #include "core/plan/plan.h"
 #include "core/validate/validate.h"
 #include "devices.h"

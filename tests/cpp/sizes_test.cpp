@@ -4,6 +4,8 @@
 #include <string>
 
 #include "check.h"
+#include "core/operations/append.h"
+#include "core/operations/merge.h"
 #include "core/problem/quantized.h"
 #include "core/validate/validate.h"
 #include "dlattn/attention.h"

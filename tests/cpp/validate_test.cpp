@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "check.h"
+#include "core/operations/append.h"
+#include "core/operations/merge.h"
 #include "dlattn/attention.h"
 
 using namespace dlattn;

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "attention_test.h"
-#include "core/backend.h"
+#include "core/operations/append.h"
 #include "cuda/append/token_rows/kernel.cuh"
 
 namespace {

@@ -1,4 +1,5 @@
 #include "attention_test.h"
+#include "core/operations/merge.h"
 #include "cuda/merge/row_per_warp/kernel.cuh"
 
 namespace {

@@ -2,14 +2,16 @@
 
 #include "core/backend.h"
 #include "core/calls/forward.h"
-#include "core/plan/plan.h"
+#include "core/operations/append.h"
+#include "core/plan/choose.h"
 #include "core/problem/append.h"
 #include "core/validate/call_memory.h"
 #include "core/validate/fail.h"
 #include "core/validate/names_of_caches.h"
-#include "core/validate/validate.h"
 
 namespace dlattn {
+
+template Plan core::make_plan(const AppendParams&, const DeviceInfo&);
 
 Plan plan(const AppendParams& params, const DeviceInfo& device) {
   core::validate(params);

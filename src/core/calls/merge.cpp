@@ -1,10 +1,12 @@
 #include "dlattn/merge.h"
 
 #include "core/backend.h"
-#include "core/plan/plan.h"
-#include "core/validate/validate.h"
+#include "core/operations/merge.h"
+#include "core/plan/choose.h"
 
 namespace dlattn {
+
+template Plan core::make_plan(const MergeParams&, const DeviceInfo&);
 
 Plan plan(const MergeParams& params, const DeviceInfo& device) {
   core::validate(params);

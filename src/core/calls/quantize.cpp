@@ -1,11 +1,13 @@
 #include "dlattn/quantize.h"
 
 #include "core/backend.h"
-#include "core/plan/plan.h"
+#include "core/plan/choose.h"
 #include "core/problem/quantized.h"
 #include "core/validate/validate.h"
 
 namespace dlattn {
+
+template Plan core::make_plan(const QuantizeTask&, const DeviceInfo&);
 
 std::int64_t quantized_kv_bytes(const QuantizeParams& params) {
   core::validate_sizes(params);

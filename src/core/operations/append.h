@@ -1,11 +1,40 @@
 #pragma once
 
+#include <string>
+
 #include "core/operations/operand.h"
+#include "core/operations/operation.h"
 #include "core/problem/append.h"
 #include "dlattn/append.h"
 #include "dlattn/c.h"
 
+namespace dlattn {
+
+inline DType dtype_of(const AppendParams& p) {
+  return p.k.dtype;
+}
+inline core::HeadDims head_dims_of(const AppendParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+inline int copy_bytes(const AppendParams&) {
+  return 0;
+}
+inline bool positions_fit(const AppendParams&, std::string*) {
+  return true;
+}
+
+namespace cpu {
+void append_kv(const AppendParams& params, int num_threads, Poll poll = {});
+// Throws UnsupportedError for lists that append_kv() refuses, and for lengths that are more than
+// `max_seqlen_k` with the new keys.
+void check_lists(const AppendParams& params, std::int64_t max_seqlen_k);
+}  // namespace cpu
+
+}  // namespace dlattn
+
 namespace dlattn::core {
+
+void validate(const AppendParams& params);  // validate_append.cpp
 
 #define FIELD(kind, name) DLATTN_FIELD(kind, AppendParams, DlattnAppend, name)
 

@@ -1,10 +1,36 @@
 #pragma once
 
+#include <string>
+
 #include "core/operations/operand.h"
+#include "core/operations/operation.h"
 #include "dlattn/c.h"
 #include "dlattn/merge.h"
 
+namespace dlattn {
+
+inline DType dtype_of(const MergeParams& p) {
+  return p.out.dtype;
+}
+inline core::HeadDims head_dims_of(const MergeParams& p) {
+  return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
+}
+inline int copy_bytes(const MergeParams&) {
+  return 0;
+}
+inline bool positions_fit(const MergeParams&, std::string*) {
+  return true;
+}
+
+namespace cpu {
+void merge_states(const MergeParams& params, Poll poll = {});
+}
+
+}  // namespace dlattn
+
 namespace dlattn::core {
+
+void validate(const MergeParams& params);  // validate_merge.cpp
 
 #define FIELD(kind, name) DLATTN_FIELD(kind, MergeParams, DlattnMerge, name)
 

@@ -8,8 +8,11 @@
 #include "core/problem/quantized.h"
 #include "dlattn/attention.h"
 
-// The parameters of each operation, and the questions that families of any operation are asked
-// about them.
+// The parameters of each operation, and the questions by which plan/choose.h finds a family's
+// instance for them: dtype_of(), head_dims_of(), copy_bytes() and positions_fit(). Forward,
+// backward and quantize, which plan each other's launches, have theirs here. Any other operation
+// has them beside its table (merge.h), in namespace dlattn, where templates find them by their
+// argument.
 namespace dlattn {
 
 // The attention whose partial results are to be combined. No family plans it alone: a family of
@@ -58,12 +61,6 @@ inline DType dtype_of(const BackwardParams& p) {
 inline DType dtype_of(const QuantizeTask& p) {
   return dtype_of(p.precision);
 }
-inline DType dtype_of(const MergeParams& p) {
-  return p.out.dtype;
-}
-inline DType dtype_of(const AppendParams& p) {
-  return p.k.dtype;
-}
 
 struct NamedSize {
   const char* name;
@@ -78,24 +75,12 @@ inline HeadDims head_dims_of(const AttentionParams& p) {
 inline HeadDims head_dims_of(const BackwardParams& p) {
   return head_dims_of(p.forward);
 }
-inline HeadDims head_dims_of(const MergeParams& p) {
-  return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
-}
 inline HeadDims head_dims_of(const QuantizeTask& p) {
-  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
-}
-inline HeadDims head_dims_of(const AppendParams& p) {
   return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
 }
 
 // Bytes per copy of rows to shared memory; 0 where kernels copy none.
-inline int copy_bytes(const MergeParams&) {
-  return 0;
-}
 inline int copy_bytes(const QuantizeTask&) {
-  return 0;
-}
-inline int copy_bytes(const AppendParams&) {
   return 0;
 }
 inline int copy_bytes(const BackwardParams& p) {
@@ -107,12 +92,6 @@ bool positions_fit(const AttentionParams& p, std::string* why);
 inline bool positions_fit(const BackwardParams& p, std::string* why) {
   return positions_fit(p.forward, why);
 }
-inline bool positions_fit(const MergeParams&, std::string*) {
-  return true;
-}
 bool positions_fit(const QuantizeTask& p, std::string* why);
-inline bool positions_fit(const AppendParams&, std::string*) {
-  return true;
-}
 
 }  // namespace dlattn::core

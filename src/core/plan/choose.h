@@ -212,4 +212,21 @@ bool best_plan(const Params& p, const DeviceInfo& device, const Options& options
   return fastest_plan(p, device, options, best, reasons);
 }
 
+template <typename Params>
+Plan make_plan(const Params& params, const DeviceInfo& device) {
+  Plan plan;
+  if (device.type == DeviceType::kCpu) {
+    plan.operation = operation_of(params);
+    plan.kernel = kCpu;
+    plan.dtype = dtype_of(params);
+    plan.num_threads = device.num_threads;
+    plan.isa = device.isa;
+    return plan;
+  }
+  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
+  std::vector<std::string> reasons;
+  best_plan(params, device, Options(), &plan, &reasons);
+  fail_without_kernel(reasons);
+}
+
 }  // namespace dlattn::core

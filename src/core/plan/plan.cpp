@@ -29,10 +29,6 @@ std::string join(const std::vector<std::string>& lines) {
   return text;
 }
 
-[[noreturn]] void fail_without_kernel(const std::vector<std::string>& reasons) {
-  throw UnsupportedError("no kernel can run this: " + join(reasons));
-}
-
 bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why) {
   if (!has_shared_memory(device, launch.smem_bytes, why)) return false;
   if (launch.grid > kMaxGrid)
@@ -41,6 +37,10 @@ bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why
 }
 
 }  // namespace
+
+void fail_without_kernel(const std::vector<std::string>& reasons) {
+  throw UnsupportedError("no kernel can run this: " + join(reasons));
+}
 
 bool has_shared_memory(const DeviceInfo& device, std::int64_t bytes, std::string* why) {
   return bytes <= device.max_smem_per_block ||
@@ -105,27 +105,6 @@ void add_quantization(const AttentionParams& params, const DeviceInfo& device, P
   }
   plan->workspace_bytes += task_bytes(params);
 }
-
-template <typename Params>
-Plan plan_other(const Params& params, const DeviceInfo& device) {
-  Plan plan;
-  if (device.type == DeviceType::kCpu) {
-    plan.operation = operation_of(params);
-    plan.kernel = kCpu;
-    plan.dtype = dtype_of(params);
-    plan.num_threads = device.num_threads;
-    plan.isa = device.isa;
-    return plan;
-  }
-  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
-  std::vector<std::string> reasons;
-  best_plan(params, device, Options(), &plan, &reasons);
-  fail_without_kernel(reasons);
-}
-
-}  // namespace
-
-namespace {
 
 // The plan of the CPU backend. If it cannot run the problem, `reasons`, unless it is null, are why.
 template <typename Params>
@@ -204,18 +183,6 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
   Plan plan;
   if (find_plan(params, device, options, &plan)) return plan;
   fail_without_kernel(refusals(params, device, options));
-}
-
-Plan make_plan(const MergeParams& params, const DeviceInfo& device) {
-  return plan_other(params, device);
-}
-
-Plan make_plan(const QuantizeTask& params, const DeviceInfo& device) {
-  return plan_other(params, device);
-}
-
-Plan make_plan(const AppendParams& params, const DeviceInfo& device) {
-  return plan_other(params, device);
 }
 
 Plan make_plan(const BackwardParams& params, const DeviceInfo& device, const Options& options) {

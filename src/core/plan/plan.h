@@ -22,10 +22,12 @@ const char* cache_feature(const AttentionParams& params);
 // The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
-Plan make_plan(const MergeParams& params, const DeviceInfo& device);
-Plan make_plan(const QuantizeTask& task, const DeviceInfo& device);
-Plan make_plan(const AppendParams& params, const DeviceInfo& device);
 Plan make_plan(const BackwardParams& params, const DeviceInfo& device, const Options& options);
+// The same of any other operation. Defined in choose.h, and instantiated where the operation's
+// functions are (core/calls/).
+template <typename Params>
+Plan make_plan(const Params& params, const DeviceInfo& device);
+[[noreturn]] void fail_without_kernel(const std::vector<std::string>& reasons);
 
 // The same without that error: whether there is a plan.
 bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,

@@ -60,6 +60,12 @@ inline void check_known_dtype(const char* name, DType dtype) {
              "DType::kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8");
 }
 
+inline void check_dtype(const char* name, DType dtype, const char* other, DType expected) {
+  if (dtype == expected) return;
+  fail(name, ": dtype is ", to_string(dtype), "; accepted: ", to_string(expected), ", that of ",
+       other);
+}
+
 // A GPU faults at an element that lies across its own size, and takes the process' context along.
 // So do the parts of a buffer of larger alignment.
 inline void check_address(const char* name, const void* address, std::int64_t element_bytes) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/operations/forward.h"
-#include "core/operations/merge.h"
 #include "core/operations/operation.h"
 #include "core/operations/quantize.h"
 #include "core/operations/tensors.h"
@@ -58,12 +57,6 @@ void check_sizes(const AttentionParams& p) {
     fail("heads_per_q_descale is ", p.heads_per_q_descale, "; accepted: 1 or num_heads / ",
          "num_heads_kv = ", group);
   }
-}
-
-void check_dtype(const char* name, DType dtype, const char* other, DType expected) {
-  if (dtype == expected) return;
-  fail(name, ": dtype is ", to_string(dtype), "; accepted: ", to_string(expected), ", that of ",
-       other);
 }
 
 bool is_16_bit(DType dtype) {
@@ -269,28 +262,6 @@ void validate(const QuantizeParams& p) {
   check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
   check_lengths(p);
   check_given(tensors);
-  check_own_memory(tensors);
-}
-
-void validate(const MergeParams& p) {
-  if (p.num_states < 1 || p.num_states > kMaxMergeStates) {
-    fail("outs holds ", p.num_states, " parts; accepted: 1 to ", kMaxMergeStates);
-  }
-  check_device_type(p.device.type);
-  check_known_dtype("out", p.out.dtype);
-  const Operands table = operands_of(p);
-  check_sizes(table, &p);
-  const Sizes sizes = sizes_of(p);
-  if (p.out.dtype == DType::kFloat8E4M3 || p.out.dtype == DType::kInt8) {
-    fail("out: dtype is ", to_string(p.out.dtype),
-         "; accepted: float16, bfloat16, float32, float64");
-  }
-  if (p.batch_size * p.seqlen_q == 0) return;
-  const GivenTensors tensors(table, &p, sizes);
-  check_elements(tensors);
-  check_given(tensors);
-  for (int n = 0; n < p.num_states; ++n) check_dtype("outs", p.outs[n].dtype, "out", p.out.dtype);
-  check_layouts(tensors);
   check_own_memory(tensors);
 }
 

@@ -10,9 +10,7 @@ namespace dlattn::core {
 void validate(const AttentionParams& params);
 void validate(const BackwardParams& params);  // validate_backward.cpp
 void validate(const Options& options);
-void validate(const MergeParams& params);
 void validate(const QuantizeParams& params);
-void validate(const AppendParams& params);          // validate_append.cpp
 void validate_sizes(const QuantizeParams& params);  // the fields that quantized_kv_bytes() reads
 
 // The two parts of the checks of an AttentionParams, which those of a backward pass have too: of

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "core/backend.h"
+#include "core/operations/append.h"
 #include "core/validate/fail.h"
 #include "cpu/convert.h"
 #include "cpu/thread_pool.h"

@@ -1,7 +1,8 @@
+#include "core/operations/merge.h"
+
 #include <cmath>
 #include <limits>
 
-#include "core/backend.h"
 #include "cpu/convert.h"
 #include "cpu/thread_pool.h"
 
