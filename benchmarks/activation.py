@@ -39,7 +39,8 @@ CUDA = {
 }
 CPU = {"flash": BACKENDS.FLASH_ATTENTION, "flash mask": BACKENDS.FLASH_ATTENTION}
 PASSES = ("forward", "forward and backward")
-TORCH, OPERATOR, INACTIVE = "torch", "dlattn.torch.attention", "not active"
+TORCH, OPERATOR = "torch", "dlattn.torch.attention"
+INACTIVE, REMOVED = "not active", "removed"  # torch's own kernels after deactivate()
 # The contestants, with whose gradients, by whose kernels.
 ACTIVE = {
     "auto": ("auto", "native"),
@@ -93,11 +94,11 @@ def contest(name: str, device: str, calls: int, orders: Any) -> None:
     """
     torch.set_num_threads(1)
     held = ExitStack()
-    if name in ACTIVE or name == INACTIVE:
+    if name in ACTIVE or name in (INACTIVE, REMOVED):
         gradients, kernels = ACTIVE.get(name, ("dlattn", "native"))
         dlattn.torch.activate(gradients)  # type: ignore[arg-type]
-        if name == INACTIVE:
-            dlattn.torch.deactivate()
+        if name not in ACTIVE:
+            dlattn.torch.deactivate(remove=name == REMOVED)
         if kernels == "python":
             held.enter_context(sdpa_native.in_python())
     kinds = CUDA if device == "cuda" else CPU
@@ -185,7 +186,7 @@ def main() -> None:
     active = [
         name for name, (_, kernels) in ACTIVE.items() if kernels != "python" or not args.quick
     ]
-    names = [TORCH, *active, OPERATOR, INACTIVE]
+    names = [TORCH, *active, OPERATOR, INACTIVE, REMOVED]
     watch = load.Watch(args.device)
     watch.before()
     found, told = measure(names, args)

@@ -20,7 +20,7 @@ nb::str register_torch_sdpa(nb::handle folder, nb::handle key, const nb::dict& s
 // need it. Gives dlattn::_raise(Tensor x) -> Tensor a kernel for the CPU, which fails so. Returns
 // why it cannot be done.
 nb::str register_torch_raise(nb::handle folder, nb::handle raise);
-// Takes them out of the dispatcher again. For tests.
+// Takes them out of the dispatcher again, which no other thread may be calling.
 void unregister_torch_sdpa();
 
 // Whether they serve calls, and which backward ones: "auto", "dlattn" or "torch".

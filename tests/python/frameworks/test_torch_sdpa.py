@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
-from dlattn.integrations.torch import activation, sdpa  # noqa: E402
+from dlattn.integrations.torch import activation, sdpa, sdpa_backward  # noqa: E402
 
 F = torch.nn.functional
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
@@ -183,6 +183,35 @@ def test_activating_and_deactivating() -> None:
         assert not dlattn.torch.is_active() and dispatch() == registered
         assert torch.equal(F.scaled_dot_product_attention(*tensors), want)
     assert served() == 2
+
+
+def test_torchs_own_kernels_are_restored() -> None:
+    """Nothing of dlattn's is left in the dispatcher, and activating puts it there again."""
+    names = [
+        name
+        for key, kernels in (*sdpa.KERNELS.items(), *sdpa_backward.KERNELS.items())
+        if key == "CPU" or torch.version.cuda
+        for name in kernels
+    ]
+    tensors = [x.requires_grad_() for x in drawn()]
+    dlattn.torch.deactivate(remove=True)
+    dlattn.torch.stats(reset=True)
+    own = {name: dispatch(name) for name in names}
+    assert not any("dlattn" in found or "torch_sdpa.cpp" in found for found in own.values())
+    want = torch.autograd.grad(F.scaled_dot_product_attention(*tensors).sum(), tensors)
+    for gradients in ("torch", "auto", "dlattn"):
+        for _ in range(2):
+            dlattn.torch.activate(gradients)
+            F.scaled_dot_product_attention(*tensors).sum().backward()
+            assert dispatch() != own[OPERATOR]
+            with dlattn.torch.active(), pytest.raises(RuntimeError, match="1 open blocks"):
+                dlattn.torch.deactivate(remove=True)
+            dlattn.torch.deactivate(remove=True)
+            assert {name: dispatch(name) for name in names} == own
+            assert not dlattn.torch.is_active()
+            found = torch.autograd.grad(F.scaled_dot_product_attention(*tensors).sum(), tensors)
+            assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
+    assert served() == 6
 
 
 @torch.no_grad()

@@ -154,8 +154,8 @@ def activate(gradients: Gradients = "auto") -> None:
     call the same operators.
 
     The first time, and the first time with "dlattn", kernels are put into torch's dispatcher, which
-    no other thread may be calling meanwhile. They stay there, and from then on any thread may
-    activate and deactivate.
+    no other thread may be calling meanwhile. They stay there until `deactivate(remove=True)`, and
+    till then any thread may activate and deactivate.
 
     Raises:
         UnsupportedError: `gradients` is none of these.
@@ -186,18 +186,40 @@ def _serve(gradients: Gradients) -> None:
         torch_attention.activate_flash_attention_impl(NAME)
 
 
-def deactivate() -> None:
+def deactivate(remove: bool = False) -> None:
     """Let torch's own kernels compute again; nothing happens where dlattn is not active.
 
-    They are called through dlattn's kernels then: on the CPU by native ones (torch 2.13 and later),
-    else through Python, which takes some tens of microseconds. Blocks of `active()` keep dlattn
-    active until the last of them ends.
+    Args:
+        remove: Take dlattn's kernels out of torch's dispatcher too, which no other thread may be
+            calling meanwhile: then nothing of dlattn's is left in the way of a call. Otherwise
+            torch's kernels are called through dlattn's: on the CPU by native ones (torch 2.13 and
+            later), else through Python, which takes some tens of microseconds.
+
+    Blocks of `active()` keep dlattn active until the last of them ends.
+
+    Raises:
+        RuntimeError: `remove` is true while a block of `active()` is open.
     """
     with _state.changing:
+        if remove:
+            _remove()
+            return
         if _state.blocks:
             _state.then_serving, _state.then_other = False, None
         else:
             _stop_serving()
+
+
+def _remove() -> None:
+    if _state.blocks:
+        raise RuntimeError(
+            f"remove is True with {_state.blocks} open blocks of active(); accepted: False"
+        )
+    _stop_serving()
+    sdpa_native.remove()
+    _state.library._destroy()
+    _state.library = torch.library.Library("aten", "IMPL")
+    _state.installed.clear()
 
 
 def _stop_serving() -> None:

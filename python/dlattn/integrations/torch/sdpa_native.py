@@ -110,6 +110,10 @@ def in_passing_order(results: Sequence[Any]) -> list[Any]:
     return [*results[:3], results[4], results[3], *results[5:]]
 
 
+# The kernels in Python that get calls, by operator and key.
+_left: dict[tuple[str, str], Kernel] = {}
+
+
 def leave_calls_to(kernel: Kernel, name: str, key: str) -> None:
     """Give the operator of this name in torch.ops.dlattn the kernel."""
     schema = getattr(torch.ops.aten, name).default._schema
@@ -118,7 +122,7 @@ def leave_calls_to(kernel: Kernel, name: str, key: str) -> None:
 
     def keep_what_is_raised(*arguments: Any, **options: Any) -> Any:
         try:
-            return tuple(in_passing_order(kernel(*arguments, **options)))
+            return tuple(in_passing_order(_left[name, key](*arguments, **options)))
         except BaseException as error:
             _raised.error = error
             return nothing
@@ -126,7 +130,9 @@ def leave_calls_to(kernel: Kernel, name: str, key: str) -> None:
     if not hasattr(torch.ops.dlattn, name):
         arguments = str(schema).removeprefix("aten::").rpartition(" -> ")[0]
         _library.define(f"{arguments} -> ({', '.join(types)})")
-    _library.impl(name, keep_what_is_raised, key, with_keyset=True)
+    if (name, key) not in _left:
+        _library.impl(name, keep_what_is_raised, key, with_keyset=True)
+    _left[name, key] = kernel
 
 
 class _Probe(BaseException):
@@ -167,6 +173,12 @@ def _is_reached(name: str) -> bool:
 def serve(serving: bool, gradients: str) -> None:
     """Let native kernels serve calls, and which backward ones, or hand all on."""
     _core.serve_torch_sdpa(serving, gradients)
+
+
+def remove() -> None:
+    """Take native kernels out of torch's dispatcher, which no other thread may be calling."""
+    _core.unregister_torch_sdpa()
+    why.clear()
 
 
 @contextmanager
