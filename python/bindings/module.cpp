@@ -96,6 +96,9 @@ NB_MODULE(_core, m) {
   m.def("unregister_torch_sdpa", unregister_torch_sdpa);
   m.def("serve_torch_sdpa", serve_torch_sdpa, nb::arg("serving"), nb::arg("gradients"));
   m.def("torch_sdpa_served", torch_sdpa_served, nb::arg("reset"));
+  m.def("torch_gradients_are_as_fast", torch_gradients_are_as_fast, nb::arg("torchs"),
+        nb::arg("kernel"), nb::arg("has_bias"), nb::arg("wants_dbias"), nb::arg("deterministic"),
+        nb::arg("seqlen_q"), nb::arg("head_dim"));
   m.def("info", info);
   m.def("inspect", inspect, nb::arg("tensor").none(),
         "How a tensor comes in: pointer, strides, device.");

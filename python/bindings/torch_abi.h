@@ -96,12 +96,33 @@ struct Functions {
                                       Tensor out, Tensor lse, double dropout_p,
                                       std::int32_t is_causal, Tensor* attn_mask, double* scale,
                                       Tensor* dq, Tensor* dk, Tensor* dv);
+  Error (*flash_attention_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
+                                    Tensor out, Tensor lse, Tensor cum_seq_q, Tensor cum_seq_k,
+                                    std::int64_t max_q, std::int64_t max_k, double dropout_p,
+                                    std::int32_t is_causal, Tensor philox_seed,
+                                    Tensor philox_offset, double* scale, Tensor* dq, Tensor* dk,
+                                    Tensor* dv);  // torch with CUDA, as the next three
+  Error (*packed_flash_attention_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
+                                           Tensor out, Tensor lse, Tensor cum_seq_q,
+                                           Tensor cum_seq_k, std::int64_t max_q, std::int64_t max_k,
+                                           double dropout_p, std::int32_t is_causal,
+                                           Tensor rng_state, Tensor unused, double* scale,
+                                           std::int64_t* window_size_left,
+                                           std::int64_t* window_size_right, Tensor* dq, Tensor* dk,
+                                           Tensor* dv);
+  Error (*efficient_attention_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
+                                        Tensor attn_bias, Tensor out, Tensor lse,
+                                        Tensor philox_seed, Tensor philox_offset, double dropout_p,
+                                        const std::int32_t* grad_input_mask,
+                                        std::int64_t grad_input_mask_size, std::int32_t is_causal,
+                                        double* scale, Tensor* dq, Tensor* dk, Tensor* dv,
+                                        Tensor* dbias);
   Error (*cudnn_attention_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
                                     Tensor out, Tensor lse, Tensor philox_seed,
                                     Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q,
                                     Tensor cum_seq_k, std::int64_t max_q, std::int64_t max_k,
                                     double dropout_p, std::int32_t is_causal, double* scale,
-                                    Tensor* dq, Tensor* dk, Tensor* dv);  // torch with CUDA
+                                    Tensor* dq, Tensor* dk, Tensor* dv);
   Error (*get_num_threads)(std::uint32_t* count);  // of torch.set_num_threads()
   Error (*get_current_cuda_stream)(std::int32_t device_index, void** stream);  // torch with CUDA
 

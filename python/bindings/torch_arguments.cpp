@@ -35,6 +35,7 @@ torch_abi::List list_of(Value value) {
 void delete_owned(Kind kind, Value value) {
   switch (kind) {
     case Kind::kNumber:
+    case Kind::kOptionalInt:
     case Kind::kOptionalFloat:
       return;
     case Kind::kTensor:

@@ -21,6 +21,7 @@ enum class Kind : std::uint8_t {
   kTensors,
   kBools,
   kOptionalTensor,
+  kOptionalInt,
   kOptionalFloat,
   kOptionalText,
 };
@@ -31,6 +32,7 @@ constexpr Kind kind_of(std::string_view type) {
          : type == "List[Tensor]"     ? Kind::kTensors
          : type == "List[bool]"       ? Kind::kBools
          : type == "Optional[Tensor]" ? Kind::kOptionalTensor
+         : type == "Optional[int]"    ? Kind::kOptionalInt
          : type == "Optional[float]"  ? Kind::kOptionalFloat
          : type == "Optional[str]"    ? Kind::kOptionalText
                                       : Kind::kNumber;

@@ -162,6 +162,12 @@ std::string load_torch(const std::string& folder) {
   }
   if (void* const cuda = open("libtorch_cuda")) {
     look_up(cuda, "aoti_torch_get_current_cuda_stream", &found.get_current_cuda_stream);
+    look_up(cuda, "aoti_torch_cuda__scaled_dot_product_flash_attention_backward",
+            &found.flash_attention_backward);
+    look_up(cuda, "aoti_torch_cuda__flash_attention_backward",
+            &found.packed_flash_attention_backward);
+    look_up(cuda, "aoti_torch_cuda__scaled_dot_product_efficient_attention_backward",
+            &found.efficient_attention_backward);
     look_up(cuda, "aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward",
             &found.cudnn_attention_backward);
   }

@@ -28,15 +28,22 @@ std::atomic<bool> serving{false};
 std::atomic<Whose> whose_gradients{Whose::kAuto};
 
 constexpr const SdpaKernel* kSdpaKernels[] = {
-    &kSdpaForCpu,    &kSdpaForCpuBackward,    &kSdpaFlash, &kSdpaFlashBackward,
-    &kSdpaEfficient, &kSdpaEfficientBackward, &kSdpaCudnn, &kSdpaCudnnBackward};
+    &kSdpaForCpu,        &kSdpaForCpuBackward, &kSdpaFlash,
+    &kSdpaFlashBackward, &kSdpaEfficient,      &kSdpaEfficientBackward,
+    &kSdpaCudnn,         &kSdpaCudnnBackward,  &kSdpaPackedFlashBackward};
 constexpr int kNumSdpaKernels = std::size(kSdpaKernels);
 std::atomic<std::int64_t> served[kNumSdpaKernels];
 
-bool is_for_dlattn(const SdpaKernel& kernel, const Arguments& arguments) {
-  if (!kernel.prefers_dlattn) return true;
-  const Whose whose = whose_gradients;
-  return whose == Whose::kAuto ? kernel.prefers_dlattn(arguments) : whose == Whose::kDlattn;
+// Returns false where the call is left to torch.
+bool compute(int which, const Arguments& arguments, SdpaResults& results) {
+  const SdpaKernel& kernel = *kSdpaKernels[which];
+  const Whose whose = kernel.may_be_faster ? whose_gradients.load() : Whose::kDlattn;
+  const bool if_faster = whose == Whose::kAuto;
+  if (whose == Whose::kTorch || (if_faster && !kernel.may_be_faster(arguments))) return false;
+  if (!kernel.compute) unsupported("the kernel is in Python");
+  if (!kernel.compute(arguments, if_faster, results)) return false;
+  served[which].fetch_add(1, std::memory_order_relaxed);
+  return true;
 }
 
 PyObject* count_refused_in_python = nullptr;  // never let go of: calls may outlive the interpreter
@@ -52,31 +59,29 @@ void count_refused(const char* name, const std::string& reason) {
 
 // Returns false where the call is left to torch.
 bool serve(int which, const Arguments& arguments, SdpaResults& results) {
-  const SdpaKernel& kernel = *kSdpaKernels[which];
   std::string reason;
   try {
-    if (!is_for_dlattn(kernel, arguments)) return false;
-    kernel.compute(arguments, results);
-    served[which].fetch_add(1, std::memory_order_relaxed);
-    return true;
+    return compute(which, arguments, results);
   } catch (const UnsupportedError& error) {  // before anything was launched
     reason = error.what();
   } catch (const nb::builtin_exception& error) {
     reason = error.what();
   }
-  count_refused(kernel.name, reason);
+  count_refused(kSdpaKernels[which]->name, reason);
   return false;
 }
 
-thread_local bool in_torchs_own = false;
+// The kernel whose own one of torch's this thread is in: that may call another operator.
+thread_local const SdpaKernel* in_torchs_own = nullptr;
 
 // A torch whose function calls the operator rather than the kernel would call this kernel again.
 void hand_on(const SdpaKernel& kernel, const Arguments& arguments, SdpaResults& results) {
-  if (in_torchs_own) throw std::runtime_error("torch's own kernel is not reached");
+  if (in_torchs_own == &kernel) throw std::runtime_error("torch's own kernel is not reached");
   struct InTorchsOwn {
-    InTorchsOwn() { in_torchs_own = true; }
-    ~InTorchsOwn() { in_torchs_own = false; }
-  } const inside;
+    const SdpaKernel* const before = in_torchs_own;
+    explicit InTorchsOwn(const SdpaKernel* kernel) { in_torchs_own = kernel; }
+    ~InTorchsOwn() { in_torchs_own = before; }
+  } const inside(&kernel);
   kernel.own(arguments, results);
 }
 
@@ -101,11 +106,10 @@ bool serve_or_leave(int which, Value* stack) noexcept {
   Arguments arguments(kernel.op.signature, stack);
   try {
     SdpaResults results;
-    const bool is_served = serving && is_for_dlattn(kernel, arguments);
+    const bool is_served = serving && compute(which, arguments, results);
     if (is_served || kernel.own) {
-      (is_served ? kernel.compute : kernel.own)(arguments, results);
+      if (!is_served) hand_on(kernel, arguments, results);
       put_on(stack, kernel, results);
-      if (is_served) served[which].fetch_add(1, std::memory_order_relaxed);
       return true;
     }
   } catch (...) {
@@ -275,6 +279,18 @@ nb::dict torch_sdpa_served(bool reset) {
     if (count > 0) found[kSdpaKernels[i]->name] = count;
   }
   return found;
+}
+
+bool torch_gradients_are_as_fast(nb::handle torchs, nb::handle kernel, bool has_bias,
+                                 bool wants_dbias, bool deterministic, std::int64_t seqlen_q,
+                                 std::int64_t head_dim) {
+  const std::string peer = text(torchs), name = text(kernel);
+  const GradientCall call{name, has_bias, wants_dbias, deterministic, seqlen_q, head_dim};
+  for (std::size_t i = 0; i < std::size(kTorchKernels); ++i) {
+    if (peer == kTorchKernels[i]) return is_as_fast(call, static_cast<TorchKernel>(i));
+  }
+  unsupported("torchs is ", shortened("'" + peer + "'"),
+              "; accepted: 'flash', 'efficient', 'cudnn'");
 }
 
 }  // namespace dlattn::python

@@ -27,5 +27,9 @@ void unregister_torch_sdpa();
 void serve_torch_sdpa(bool serving, nb::handle gradients);
 // How many calls they served, by operator. `reset`: begin to count anew.
 nb::dict torch_sdpa_served(bool reset);
+// is_as_fast() of torch_sdpa_choice.h; torchs: one of kTorchKernels.
+bool torch_gradients_are_as_fast(nb::handle torchs, nb::handle kernel, bool has_bias,
+                                 bool wants_dbias, bool deterministic, std::int64_t seqlen_q,
+                                 std::int64_t head_dim);
 
 }  // namespace dlattn::python

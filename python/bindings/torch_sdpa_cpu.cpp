@@ -59,7 +59,7 @@ OwnedTensor log_sum_exp_by_row(const float* found, const AttentionParams& p) {
   return made;
 }
 
-void compute_for_cpu(const Arguments& arguments, SdpaResults& results) {
+bool compute_for_cpu(const Arguments& arguments, bool, SdpaResults& results) {
   Problem problem;
   AttentionParams& p = problem.params;
   read_call_for_cpu(kForCpu, arguments, &problem);
@@ -72,6 +72,7 @@ void compute_for_cpu(const Arguments& arguments, SdpaResults& results) {
   problem.options.num_threads = cpu_threads_of_torch();
   forward(p, nullptr, problem.options);
   results[1].tensor = log_sum_exp_by_row(lse.get(), p);
+  return true;
 }
 
 // Lets out and the log-sum-exp be those of a forward call. Returns memory to keep, if rows of the
@@ -100,7 +101,7 @@ std::unique_ptr<float[]> read_results(const SdpaOperator& op, const Arguments& a
   return copied;
 }
 
-void compute_for_cpu_backward(const Arguments& arguments, SdpaResults& results) {
+bool compute_for_cpu_backward(const Arguments& arguments, bool, SdpaResults& results) {
   constexpr const SdpaOperator& kOp = kForCpuBackward;
   Problem problem;
   BackwardParams params;
@@ -113,6 +114,7 @@ void compute_for_cpu_backward(const Arguments& arguments, SdpaResults& results) 
   params.forward = problem.params;
   problem.options.num_threads = cpu_threads_of_torch();
   backward(params, nullptr, problem.options);
+  return true;
 }
 
 // torch's own kernels. Their errors are torch's in torch's words.
@@ -157,7 +159,7 @@ void own_for_cpu_backward(const Arguments& arguments, SdpaResults& results) {
 
 // Short sequences in 16 bits and causal ones in float32 that are not short: for others torch's
 // kernel was as fast or faster.
-bool prefers_for_cpu(const Arguments& arguments) {
+bool is_faster_for_cpu(const Arguments& arguments) {
   const Tensor q = describe(arguments.tensor(kForCpuBackward.query), "q");
   const Tensor k = describe(arguments.tensor(kForCpuBackward.key), "k");
   if (q.ndim != 4 || k.ndim != 4) return false;
@@ -180,7 +182,7 @@ const SdpaKernel kSdpaForCpuBackward = {"_scaled_dot_product_flash_attention_for
                                         "CPU",
                                         kForCpuBackward,
                                         3,
-                                        prefers_for_cpu,
+                                        is_faster_for_cpu,
                                         compute_for_cpu_backward,
                                         own_for_cpu_backward};
 

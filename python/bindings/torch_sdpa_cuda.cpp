@@ -49,7 +49,7 @@ void run_forward(Problem* problem) {
   forward(problem->params, stream_of(problem->params.device), problem->options);
 }
 
-void compute_flash(const Arguments& arguments, SdpaResults& results) {
+bool compute_flash(const Arguments& arguments, bool, SdpaResults& results) {
   Problem problem;
   AttentionParams& p = problem.params;
   check_dense(kFlash, arguments);
@@ -71,6 +71,7 @@ void compute_flash(const Arguments& arguments, SdpaResults& results) {
   results[6].tensor = empty_vector("rng_state", 2, kUnsignedSeedType, p.device);
   results[7].tensor = empty_number("unused", kUnsignedSeedType, p.device);
   results[8].tensor = empty_vector("debug_attn_mask", 0, to_dlpack(p.q.dtype), p.device);
+  return true;
 }
 
 // The log-sum-exp of memory-efficient attention, whose rows are padded.
@@ -87,7 +88,7 @@ OwnedTensor new_padded_lse(bool wanted, Problem* problem) {
   return made;
 }
 
-void compute_efficient(const Arguments& arguments, SdpaResults& results) {
+bool compute_efficient(const Arguments& arguments, bool, SdpaResults& results) {
   Problem problem;
   AttentionParams& p = problem.params;
   check_dense(kEfficient, arguments);
@@ -111,6 +112,7 @@ void compute_efficient(const Arguments& arguments, SdpaResults& results) {
   const bool captured = p.device.type == DeviceType::kCuda && is_capturing(stream_of(p.device));
   for (const int i : {2, 3})
     results[i].tensor = empty_number("philox_seed", kSeedType, captured ? p.device : Device{});
+  return true;
 }
 
 // A tensor of query's sizes but for its columns, its dimensions in memory as query's are.
@@ -122,7 +124,7 @@ OwnedTensor new_out_as_query(torch_abi::Tensor query, const Problem& problem) {
   return empty_tensor("out", problem.out.sizes, order, 4, problem.params.q.dtype, q.device);
 }
 
-void compute_cudnn(const Arguments& arguments, SdpaResults& results) {
+bool compute_cudnn(const Arguments& arguments, bool, SdpaResults& results) {
   Problem problem;
   AttentionParams& p = problem.params;
   check_dense(kCudnn, arguments);
@@ -143,6 +145,7 @@ void compute_cudnn(const Arguments& arguments, SdpaResults& results) {
   results[4].number = p.seqlen_q;
   results[5].number = p.seqlen_k;
   for (const int i : {6, 7}) results[i].tensor = empty_number("philox_seed", kSeedType, p.device);
+  return true;
 }
 
 }  // namespace

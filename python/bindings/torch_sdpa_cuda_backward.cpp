@@ -1,6 +1,7 @@
 #include <initializer_list>
 
 #include "backward_tensors.h"
+#include "dlattn/device.h"
 #include "errors.h"
 #include "torch_kernel.h"
 #include "torch_sdpa_kernels.h"
@@ -50,9 +51,31 @@ constexpr Signature cudnn_backward_signature() {
   return made;
 }
 
+// That of sequences packed one after the other.
+constexpr Signature packed_flash_backward_signature() {
+  Signature made;
+  add_all(&made, "Tensor",
+          {"grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k"});
+  add_all(&made, "int", {"max_q", "max_k"});
+  add_all(&made, "float", {"dropout_p"});
+  add_all(&made, "bool", {"is_causal"});
+  add_all(&made, "Tensor", {"rng_state", "unused"});
+  add_all(&made, "Optional[float]", {"scale"});
+  add_all(&made, "Optional[int]", {"window_size_left", "window_size_right"});
+  return made;
+}
+
 constexpr SdpaOperator kFlashBackward(flash_backward_signature());
+constexpr SdpaOperator kPackedFlashBackward(packed_flash_backward_signature());
 constexpr SdpaOperator kEfficientBackward(efficient_backward_signature());
 constexpr SdpaOperator kCudnnBackward(cudnn_backward_signature());
+
+// Throws unless torch's own kernel can be called by its function.
+template <typename Function>
+void check_reachable(Function* function, torch_abi::Tensor query) {
+  if (!function || describe(query, "q").device.type != DeviceType::kCuda)
+    unsupported("torch has no such kernel");
+}
 
 constexpr int kBiasGradient = 3;  // its place in kGradients
 // Elements to which torch pads the rows of a bias' gradient.
@@ -82,36 +105,60 @@ void read_backward_call(const SdpaOperator& op, const Arguments& arguments, Caus
   set_lse(lse, problem);
 }
 
-void run_backward(const SdpaOperator& op, const Arguments& arguments, Problem* problem,
-                  BackwardParams* params) {
+TorchKernel torchs_kernel(const SdpaOperator& op) {
+  return &op == &kFlashBackward       ? TorchKernel::kFlash
+         : &op == &kEfficientBackward ? TorchKernel::kEfficient
+                                      : TorchKernel::kCudnn;
+}
+
+bool is_faster(const SdpaOperator& op, const BackwardParams& params, const Options& options) {
+  const AttentionParams& p = params.forward;
+  const Plan chosen = plan(params, device_info(p.device), options);
+  GradientCall call;
+  call.kernel = chosen.kernel;
+  call.has_bias = p.bias.data != nullptr;
+  call.wants_dbias = params.dbias.data != nullptr;
+  call.deterministic = params.deterministic;
+  call.seqlen_q = p.seqlen_q;
+  call.head_dim = p.head_dim;
+  return is_as_fast(call, torchs_kernel(op));
+}
+
+// Returns false where the call is left to torch.
+bool run_backward(const SdpaOperator& op, const Arguments& arguments, bool if_faster,
+                  Problem* problem, BackwardParams* params) {
   const Device device = problem->params.device;
   const OwnedTensor dout = read_dout(arguments.tensor(op.grad_out), *problem, params);
   params->deterministic = are_deterministic_algorithms_enabled();
   params->forward = problem->params;
+  if (if_faster && !is_faster(op, *params, problem->options)) return false;
   TorchWorkspace workspace{device, {}};
   problem->options.workspace = workspace.allocator();
   backward(*params, stream_of(device), problem->options);
+  return true;
 }
 
-void compute_backward(const SdpaOperator& op, const Arguments& arguments, Causal causal,
-                      SdpaResults& results) {
+bool compute_backward(const SdpaOperator& op, const Arguments& arguments, Causal causal,
+                      bool if_faster, SdpaResults& results) {
   Problem problem;
   BackwardParams params;
   read_backward_call(op, arguments, causal, &problem);
   for (int i = 0; i < kBiasGradient; ++i)
     results[i].tensor = new_gradient(i, input_of(op, arguments, i), false, problem, &params);
-  run_backward(op, arguments, &problem, &params);
+  return run_backward(op, arguments, if_faster, &problem, &params);
 }
 
-void compute_flash_backward(const Arguments& arguments, SdpaResults& results) {
-  compute_backward(kFlashBackward, arguments, Causal::kBottomRight, results);
+bool compute_flash_backward(const Arguments& arguments, bool if_faster, SdpaResults& results) {
+  return compute_backward(kFlashBackward, arguments, Causal::kBottomRight, if_faster, results);
 }
 
-void compute_cudnn_backward(const Arguments& arguments, SdpaResults& results) {
+bool compute_cudnn_backward(const Arguments& arguments, bool if_faster, SdpaResults& results) {
   for (const int i : {kCudnnBackward.cum_seq_q, kCudnnBackward.cum_seq_k}) {
     if (is_tensor(arguments, i)) unsupported("cum_seq_q or cum_seq_k is given");
   }
-  compute_backward(kCudnnBackward, arguments, Causal::kTopLeft, results);
+  // With a mask cuDNN has NaN where a row sees nothing, and where the mask is float32.
+  if (is_tensor(arguments, kCudnnBackward.attn_mask)) if_faster = false;
+  return compute_backward(kCudnnBackward, arguments, Causal::kTopLeft, if_faster, results);
 }
 
 OwnedTensor new_bias_gradient(torch_abi::Tensor bias, const Problem& problem,
@@ -131,7 +178,7 @@ OwnedTensor new_bias_gradient(torch_abi::Tensor bias, const Problem& problem,
   return made;
 }
 
-void compute_efficient_backward(const Arguments& arguments, SdpaResults& results) {
+bool compute_efficient_backward(const Arguments& arguments, bool if_faster, SdpaResults& results) {
   constexpr const SdpaOperator& kOp = kEfficientBackward;
   Problem problem;
   BackwardParams params;
@@ -150,17 +197,74 @@ void compute_efficient_backward(const Arguments& arguments, SdpaResults& results
           ? new_bias_gradient(input_of(kOp, arguments, kBiasGradient), problem, &params)
           : undefined_tensor();
   if (wanted[0] || wanted[1] || wanted[2] || wanted[kBiasGradient])
-    run_backward(kOp, arguments, &problem, &params);
+    return run_backward(kOp, arguments, if_faster, &problem, &params);
+  return true;
 }
 
-// torch's own kernel of cuDNN, which computes gradients without a mask unless something else is
-// asked for.
+// torch's own kernels, for the calls that are not for dlattn.
+
+void own_flash_backward(const Arguments& arguments, SdpaResults& results) {
+  constexpr const SdpaOperator& kOp = kFlashBackward;
+  const auto tensor = [&](const char* name) { return arguments.tensor(kOp.signature.index(name)); };
+  check_reachable(torch_functions.flash_attention_backward, tensor("query"));
+  double scale = arguments.number(kOp.scale);
+  torch_abi::Tensor made[3] = {};
+  const torch_abi::Error error = torch_functions.flash_attention_backward(
+      tensor("grad_out"), tensor("query"), tensor("key"), tensor("value"), tensor("out"),
+      tensor("logsumexp"), tensor("cum_seq_q"), tensor("cum_seq_k"),
+      arguments.integer(kOp.signature.index("max_q")),
+      arguments.integer(kOp.signature.index("max_k")), arguments.number(kOp.dropout_p),
+      arguments.flag(kOp.is_causal), tensor("philox_seed"), tensor("philox_offset"),
+      arguments.given(kOp.scale) ? &scale : nullptr, &made[0], &made[1], &made[2]);
+  check_torch_error(error, "computing gradients");
+  for (int i = 0; i < 3; ++i) results[i].tensor = OwnedTensor(made[i]);
+}
+
+void own_packed_flash_backward(const Arguments& arguments, SdpaResults& results) {
+  constexpr const SdpaOperator& kOp = kPackedFlashBackward;
+  constexpr int kLeft = kOp.signature.index("window_size_left");
+  constexpr int kRight = kOp.signature.index("window_size_right");
+  const auto tensor = [&](const char* name) { return arguments.tensor(kOp.signature.index(name)); };
+  check_reachable(torch_functions.packed_flash_attention_backward, tensor("query"));
+  double scale = arguments.number(kOp.scale);
+  std::int64_t left = arguments.integer(kLeft), right = arguments.integer(kRight);
+  torch_abi::Tensor made[3] = {};
+  const torch_abi::Error error = torch_functions.packed_flash_attention_backward(
+      tensor("grad_out"), tensor("query"), tensor("key"), tensor("value"), tensor("out"),
+      tensor("logsumexp"), tensor("cum_seq_q"), tensor("cum_seq_k"),
+      arguments.integer(kOp.signature.index("max_q")),
+      arguments.integer(kOp.signature.index("max_k")), arguments.number(kOp.dropout_p),
+      arguments.flag(kOp.is_causal), tensor("rng_state"), tensor("unused"),
+      arguments.given(kOp.scale) ? &scale : nullptr, arguments.given(kLeft) ? &left : nullptr,
+      arguments.given(kRight) ? &right : nullptr, &made[0], &made[1], &made[2]);
+  check_torch_error(error, "computing gradients");
+  for (int i = 0; i < 3; ++i) results[i].tensor = OwnedTensor(made[i]);
+}
+
+void own_efficient_backward(const Arguments& arguments, SdpaResults& results) {
+  constexpr const SdpaOperator& kOp = kEfficientBackward;
+  constexpr int kNumResults = 4;
+  const auto tensor = [&](const char* name) { return arguments.tensor(kOp.signature.index(name)); };
+  check_reachable(torch_functions.efficient_attention_backward, tensor("query"));
+  double scale = arguments.number(kOp.scale);
+  bool wanted[kNumResults];
+  arguments.flags(kOp.grad_input_mask, wanted, kNumResults);
+  std::int32_t mask[kNumResults];
+  for (int i = 0; i < kNumResults; ++i) mask[i] = wanted[i];
+  torch_abi::Tensor made[kNumResults] = {};
+  const torch_abi::Error error = torch_functions.efficient_attention_backward(
+      tensor("grad_out_"), tensor("query"), tensor("key"), tensor("value"), tensor("attn_bias"),
+      tensor("out"), tensor("logsumexp"), tensor("philox_seed"), tensor("philox_offset"),
+      arguments.number(kOp.dropout_p), mask, kNumResults, arguments.flag(kOp.is_causal),
+      arguments.given(kOp.scale) ? &scale : nullptr, &made[0], &made[1], &made[2], &made[3]);
+  check_torch_error(error, "computing gradients");
+  for (int i = 0; i < kNumResults; ++i) results[i].tensor = OwnedTensor(made[i]);
+}
+
 void own_cudnn_backward(const Arguments& arguments, SdpaResults& results) {
   constexpr const SdpaOperator& kOp = kCudnnBackward;
   const auto tensor = [&](const char* name) { return arguments.tensor(kOp.signature.index(name)); };
-  if (!torch_functions.cudnn_attention_backward ||
-      describe(tensor("query"), "q").device.type != DeviceType::kCuda)
-    unsupported("torch has no such kernel");
+  check_reachable(torch_functions.cudnn_attention_backward, tensor("query"));
   double scale = arguments.number(kOp.scale);
   torch_abi::Tensor made[3] = {};
   const torch_abi::Error error = torch_functions.cudnn_attention_backward(
@@ -174,13 +278,23 @@ void own_cudnn_backward(const Arguments& arguments, SdpaResults& results) {
   for (int i = 0; i < 3; ++i) results[i].tensor = OwnedTensor(made[i]);
 }
 
-// The calls that dlattn gets unless something else is asked for: those of cuDNN's operator with a
-// mask, for which cuDNN has NaN where a row sees nothing, and where the mask is float32.
-bool prefers_none(const Arguments&) {
-  return false;
+// The least that is_as_fast() asks for, before a plan is made.
+bool is_on_hopper(const SdpaOperator& op, const Arguments& arguments) {
+  const Device device = describe(arguments.tensor(op.query), "q").device;
+  return device.type == DeviceType::kCuda && device_info(device).compute_major == 9;
 }
-bool prefers_masks(const Arguments& arguments) {
-  return is_tensor(arguments, kCudnnBackward.attn_mask);
+bool may_beat_flash(const Arguments& arguments) {
+  return is_on_hopper(kFlashBackward, arguments);
+}
+bool may_beat_packed_flash(const Arguments& arguments) {
+  return is_on_hopper(kPackedFlashBackward, arguments);
+}
+bool may_beat_efficient(const Arguments& arguments) {
+  const Tensor q = describe(arguments.tensor(kEfficientBackward.query), "q");
+  return q.device.type == DeviceType::kCuda && q.dtype.bits == 16;
+}
+bool may_beat_cudnn(const Arguments& arguments) {
+  return is_tensor(arguments, kCudnnBackward.attn_mask) || is_on_hopper(kCudnnBackward, arguments);
 }
 
 }  // namespace
@@ -189,21 +303,24 @@ const SdpaKernel kSdpaFlashBackward = {"_scaled_dot_product_flash_attention_back
                                        "CUDA",
                                        kFlashBackward,
                                        3,
-                                       prefers_none,
+                                       may_beat_flash,
                                        compute_flash_backward,
-                                       nullptr};
+                                       own_flash_backward};
+const SdpaKernel kSdpaPackedFlashBackward = {
+    "_flash_attention_backward", "CUDA",  kPackedFlashBackward,     3,
+    may_beat_packed_flash,       nullptr, own_packed_flash_backward};
 const SdpaKernel kSdpaEfficientBackward = {"_scaled_dot_product_efficient_attention_backward",
                                            "CUDA",
                                            kEfficientBackward,
                                            4,
-                                           prefers_none,
+                                           may_beat_efficient,
                                            compute_efficient_backward,
-                                           nullptr};
+                                           own_efficient_backward};
 const SdpaKernel kSdpaCudnnBackward = {"_scaled_dot_product_cudnn_attention_backward",
                                        "CUDA",
                                        kCudnnBackward,
                                        3,
-                                       prefers_masks,
+                                       may_beat_cudnn,
                                        compute_cudnn_backward,
                                        own_cudnn_backward};
 

@@ -7,6 +7,7 @@
 #include "problem.h"
 #include "torch_arguments.h"
 #include "torch_functions.h"
+#include "torch_sdpa_choice.h"
 
 // The native kernels in the place of torch's attention. They have the arguments and results of
 // torch's operators, as those in dlattn/integrations/torch/sdpa.py and sdpa_backward.py, which say
@@ -64,11 +65,13 @@ struct SdpaKernel {
   const char* backend;  // "CPU" or "CUDA"
   const SdpaOperator& op;
   int num_results;
-  // Whether gradients="auto" gives dlattn a backward call. Null: a forward operator, all of whose
-  // calls it gets.
-  bool (*prefers_dlattn)(const Arguments& arguments);
-  // Throws where it cannot serve the call; UnsupportedError before anything is launched.
-  void (*compute)(const Arguments& arguments, SdpaResults& results);
+  // Whether gradients="auto" may give dlattn a backward call. Null: a forward operator, all of
+  // whose calls it gets.
+  bool (*may_be_faster)(const Arguments& arguments);
+  // Returns false, before anything is computed, where the call is left to torch: `if_faster`, and
+  // torch's kernel is the faster one. Throws where it cannot serve the call; UnsupportedError
+  // before anything is launched. Null: the kernel in Python serves what is for dlattn.
+  bool (*compute)(const Arguments& arguments, bool if_faster, SdpaResults& results);
   // Calls torch's own kernel. CUDA's: that of a call which is not for dlattn; where it throws, or
   // is null, the call goes to the kernel in Python.
   void (*own)(const Arguments& arguments, SdpaResults& results);
@@ -79,6 +82,7 @@ inline bool is_of_cuda(const SdpaKernel& kernel) {
 extern const SdpaKernel kSdpaForCpu, kSdpaForCpuBackward;
 extern const SdpaKernel kSdpaFlash, kSdpaEfficient, kSdpaCudnn;
 extern const SdpaKernel kSdpaFlashBackward, kSdpaEfficientBackward, kSdpaCudnnBackward;
+extern const SdpaKernel kSdpaPackedFlashBackward;
 
 // Throws torch's own error, in torch's words.
 void check_own_error(torch_abi::Error error);

@@ -7,6 +7,7 @@ transforms call them as they would on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
-from dlattn.integrations.torch import sdpa, sdpa_backward  # noqa: E402
+from dlattn import _core  # noqa: E402
+from dlattn.integrations.torch import sdpa, sdpa_backward, sdpa_choice  # noqa: E402
 
 F = torch.nn.functional
 FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -168,11 +170,86 @@ def test_whose_gradients() -> None:
         with dlattn.torch.active():
             gradients(F.scaled_dot_product_attention(*inputs, is_causal=causal), inputs)
         assert dlattn.torch.stats(reset=True).served.get(BACKWARD, 0) == wanted
-    preferred = sdpa_backward.PREFERRED[f"{CUDNN}_backward"]
-    assert not preferred(*[None] * 15) and preferred(*[None] * 8, torch.zeros(1), *[None] * 6)
     with pytest.raises(dlattn.UnsupportedError, match="gradients is 'ours'; accepted: 'auto', "):
         dlattn.torch.activate(gradients="ours")  # type: ignore[arg-type]
     assert not dlattn.torch.is_active()
+
+
+STATE = (torch.empty(0), torch.empty(0))
+NO_STARTS = (None, None, 47, 47)
+
+
+def backward_calls(dtype: Any) -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """By what they are compared with: an operator, and the arguments of a call."""
+    inputs = qkv(rows=47, dtype=dtype, grad=False)
+    dout = torch.ones((), dtype=dtype).expand(inputs[0].shape)
+    (bias,) = drawn((2, 4, 47, 47), dtype=dtype, grad=False)
+    padded = torch.zeros(2, 4, 64)
+    packed = [x.transpose(1, 2) for x in inputs]
+    starts = torch.tensor([0, 8, 47], dtype=torch.int32)
+    lse = padded[..., :47].contiguous()
+
+    def efficient(bias: Any, wants_dbias: bool) -> Any:
+        wanted = [True, True, False, wants_dbias]
+        given = (dout, *inputs, bias, inputs[0], padded, *STATE, 0.0, wanted, True)
+        return f"{EFFICIENT}_backward", given, {}
+
+    def packed_flash(tensors: list[Any], lse: Any, starts: Any) -> Any:
+        given = (torch.ones_like(tensors[0]), *tensors, tensors[0], lse, *starts, 0.0, True, *STATE)
+        return "_flash_attention_backward", given, {"window_size_left": 5}
+
+    flash = (dout, *inputs, inputs[0], lse, *NO_STARTS, 0.0, True, *STATE)
+    cudnn = (dout, *inputs, inputs[0], lse[..., None], *STATE, None, *NO_STARTS, 0.0, True)
+    each = [x[0] for x in packed]
+    return {
+        "flash": (f"{FLASH}_backward", flash, {"scale": 0.3}),
+        "packed flash": packed_flash(each, lse[0], (starts, starts, 39, 39)),
+        "dense packed flash": packed_flash(packed, lse, NO_STARTS),
+        "efficient": efficient(None, True),
+        "efficient, bias": efficient(bias, False),
+        "efficient, dbias": efficient(bias, True),
+        "cudnn": (f"{CUDNN}_backward", cudnn, {}),
+    }
+
+
+# By kernel: the calls in which it is taken.
+TAKEN: dict[str, set[str]] = {
+    "sm90": set(backward_calls(torch.float16)),
+    "wmma": {"efficient", "efficient, bias"},
+    "scalar": set(),
+    "cpu": set(),
+}
+
+
+@pytest.mark.parametrize("kernel", TAKEN)
+def test_whose_gradients_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel that the plan takes; plans of GPUs are compared in tests/cpp."""
+    plan_backward = dlattn.plan_backward
+
+    def plan(*given: Any, **named: Any) -> Any:
+        return replace(plan_backward(*given, **named), kernel=kernel)
+
+    monkeypatch.setattr(dlattn, "plan_backward", plan)
+    for name, (operator, given, options) in backward_calls(torch.float16).items():
+        assert sdpa_choice.PREFERRED[operator](*given, **options) == (name in TAKEN[kernel]), name
+    for operator, given, options in backward_calls(torch.float32).values():
+        assert not sdpa_choice.PREFERRED[operator](*given, **options)
+
+
+def test_what_auto_takes_in_any_case() -> None:
+    """cuDNN's calls with a mask, and what the kernel is to refuse, with its reason."""
+    preferred = sdpa_choice.PREFERRED[f"{CUDNN}_backward"]
+    assert preferred(*[None] * 8, torch.zeros(1), *[None] * 6)
+    operator, given, _ = backward_calls(torch.float16)["efficient"]
+    without_lse = (*given[:6], torch.empty(2, 4, 0), *given[7:])
+    assert sdpa_choice.PREFERRED[operator](*without_lse)
+    operator, given, _ = backward_calls(torch.float16)["flash"]
+    assert sdpa_choice.PREFERRED[operator](given[0], given[1].mT, *given[2:])
+
+
+def test_the_comparison_names_what_torch_has() -> None:
+    with pytest.raises(dlattn.UnsupportedError, match="torchs is 'math'; accepted: 'flash', "):
+        _core.torch_gradients_are_as_fast("math", "sm90", False, False, False, 1, 1)
 
 
 def test_whose_gradients_in_blocks() -> None:

@@ -38,6 +38,14 @@ def torchs_own_again() -> Iterator[None]:
     dlattn.torch.deactivate()
 
 
+def is_ours_in_auto(operator: str, tensors: list[Any], wants_dbias: bool = False) -> bool:
+    """Whether dlattn computes the gradients; of cuDNN's without a mask, and of few queries."""
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    if tensors[0].dtype == torch.float32:
+        return False
+    return hopper or (operator == EFFICIENT and not wants_dbias)
+
+
 def drawn(
     batch: int = 2,
     heads: int = 4,
@@ -106,7 +114,8 @@ def compare(
     want, found = stock_and_ours(chosen, tensors, gradients_of)
     stats = dlattn.torch.stats(reset=True)
     served = {operator: 1}
-    if ours_backward or (gradients_of == "dlattn" and tensors[0].requires_grad):
+    ours = gradients_of == "dlattn" or ours_backward or is_ours_in_auto(operator, tensors)
+    if ours and tensors[0].requires_grad:
         served[BACKWARD_OF.get(operator, f"{operator}_backward")] = 1
     assert (stats.served, stats.refused) == (served, {})
     assert found[0].stride() == want[0].stride()
@@ -156,7 +165,8 @@ def test_a_mask_alone_that_requires_grad(gradients_of: Any) -> None:
     efficient = torch.nn.attention.sdpa_kernel(BACKENDS.EFFICIENT_ATTENTION)
     with dlattn.torch.active(gradients_of), efficient:
         found = gradient(tensors, mask)
-    ours = {f"{EFFICIENT}_backward": 1} if gradients_of == "dlattn" else {}
+    is_ours = gradients_of == "dlattn" or is_ours_in_auto(EFFICIENT, tensors, wants_dbias=True)
+    ours = {f"{EFFICIENT}_backward": 1} if is_ours else {}
     assert dlattn.torch.stats().served == {EFFICIENT: 1, **ours}
     with torch.nn.attention.sdpa_kernel(BACKENDS.MATH):
         want = gradient([x.float() for x in tensors], mask.float())
@@ -168,6 +178,24 @@ def test_strides(operator: str) -> None:
     packed = torch.randn(2, 130, 3, 4, 64, device="cuda", dtype=torch.float16)
     tensors = [x.transpose(1, 2).requires_grad_() for x in packed.unbind(2)]
     compare(lambda *x: F.scaled_dot_product_attention(*x), tensors, operator)
+
+
+def test_gradients_that_auto_leaves_to_torch() -> None:
+    """Wide heads of many queries by cuDNN's operator, and float32."""
+
+    def served(operator: str, tensors: list[Any]) -> set[str]:
+        dlattn.torch.stats(reset=True)
+        with dlattn.torch.active(), torch.nn.attention.sdpa_kernel(CHOSEN[operator]):
+            try:
+                out = F.scaled_dot_product_attention(*tensors)
+            except RuntimeError as error:
+                skip_without_kernel(error)
+            found = torch.autograd.grad(out, tensors, torch.ones_like(out))
+        assert all(x.isfinite().all() for x in found)
+        return set(dlattn.torch.stats().served)
+
+    assert served(EFFICIENT, drawn(dtype=torch.float32)) == {EFFICIENT}
+    assert served(CUDNN, drawn(seqlen_q=640, dim=128)) == {CUDNN}
 
 
 @pytest.mark.parametrize("operator", [EFFICIENT, CUDNN])
@@ -223,7 +251,8 @@ def test_float32_masks_and_rows_that_see_nothing(operator: str, gradients_of: An
 def test_whatever_torch_takes_is_served() -> None:
     want, found = stock_and_ours(F.scaled_dot_product_attention, drawn())
     stats = dlattn.torch.stats()
-    assert sum(stats.served.values()) == 1 and not stats.refused
+    forward = [name for name in stats.served if not name.endswith("_backward")]
+    assert len(forward) == 1 and not stats.refused
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b, rtol=6e-3, atol=6e-3 * b.abs().max().item())
 
@@ -260,7 +289,10 @@ def test_dropout_goes_to_torch() -> None:
     # torch's own kernel calls the operator of packed sequences, which is dlattn's too.
     refused = dlattn.torch.stats().refused
     assert refused.pop(f"{FLASH}: dropout_p is above 0") == 1
-    assert set(refused) <= {"_flash_attention_forward: dropout_p is above 0"}
+    packed = ("_flash_attention_forward", "_flash_attention_backward")
+    assert set(refused) <= {
+        f"{name}: dropout_p is above 0" for name in (*packed, f"{FLASH}_backward")
+    }
     for found, want in zip(*results, strict=True):
         torch.testing.assert_close(found, want)
 
@@ -353,7 +385,9 @@ def test_results_in_a_captured_graph(operator: str) -> None:
             gradients = torch.autograd.grad(results[0].sum(), tensors)
         graph.replay()
         want = torch.autograd.grad(call(*tensors, *more)[0].sum(), tensors)
-        assert dlattn.torch.stats().served == {operator: 3}
+        is_ours = is_ours_in_auto(operator, tensors)
+        served = {operator: 3} | ({f"{operator}_backward": 3} if is_ours else {})
+        assert dlattn.torch.stats().served == served
     assert all(x.is_cuda for x in results if isinstance(x, torch.Tensor))
     for a, b in zip(gradients, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
@@ -385,7 +419,9 @@ def test_autocast_and_checkpoints() -> None:
     want = torch.autograd.grad(loss(), (q, k, v))
     with dlattn.torch.active():
         found = torch.autograd.grad(loss(), (q, k, v))
-    assert sum(dlattn.torch.stats().served.values()) == 2  # forward, and again in backward
+    served = dlattn.torch.stats().served
+    forward = sum(n for name, n in served.items() if not name.endswith("_backward"))
+    assert forward == 2  # and again in backward
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2 * b.abs().max().item())
 

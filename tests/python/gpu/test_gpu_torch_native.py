@@ -25,6 +25,12 @@ FLASH, EFFICIENT, CUDNN = (
     f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")
 )
 ATEN = torch.ops.aten
+BACKENDS = torch.nn.attention.SDPBackend
+CHOSEN = {
+    FLASH: BACKENDS.FLASH_ATTENTION,
+    EFFICIENT: BACKENDS.EFFICIENT_ATTENTION,
+    CUDNN: BACKENDS.CUDNN_ATTENTION,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -153,24 +159,27 @@ def test_they_run_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # a kernel is overridden
-def test_cudnns_own_gradients_are_reached_without_python() -> None:
+@pytest.mark.parametrize("operator", CHOSEN)
+def test_torchs_own_gradients_are_reached_without_python(operator: str) -> None:
     inputs = [x.requires_grad_() for x in packed(torch.float16)]
     library = torch.library.Library("dlattn", "IMPL")
-    library.impl(f"{CUDNN}_backward", lambda *_: None, "CUDA", allow_override=True)
+    backward = f"{operator}_backward"
+    library.impl(backward, lambda *_: None, "CUDA", allow_override=True)
+    library.impl("_flash_attention_backward", lambda *_: None, "CUDA", allow_override=True)
     try:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+        with torch.nn.attention.sdpa_kernel(CHOSEN[operator]):
             try:
                 out = torch.nn.functional.scaled_dot_product_attention(*inputs)
             except RuntimeError as error:
                 pytest.skip(f"torch has no such kernel for it: {error}")
         by_dlattn = torch.autograd.grad(out, inputs, out, retain_graph=True)
-        with dlattn.torch.active("auto"):
+        with dlattn.torch.active("torch"):
             by_torch = torch.autograd.grad(out, inputs, out, retain_graph=True)
-        dlattn.torch.deactivate()
+        dlattn.torch.deactivate(remove=False)
         by_torch_again = torch.autograd.grad(out, inputs, out)
     finally:
         library._destroy()
-    assert dlattn.torch.stats() == dlattn.torch.Stats({CUDNN: 1, f"{CUDNN}_backward": 1}, {})
+    assert dlattn.torch.stats() == dlattn.torch.Stats({operator: 1, backward: 1}, {})
     close(by_torch, by_dlattn, exact=False)
     close(by_torch_again, by_dlattn, exact=False)
 

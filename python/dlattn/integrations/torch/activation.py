@@ -25,7 +25,7 @@ import torch
 from torch.nn import attention as torch_attention
 
 import dlattn
-from dlattn.integrations.torch import sdpa, sdpa_backward, sdpa_native
+from dlattn.integrations.torch import sdpa, sdpa_backward, sdpa_choice, sdpa_native
 from dlattn.integrations.torch.sdpa import Refused
 from dlattn.integrations.torch.sdpa_stats import count_refused, count_served
 
@@ -69,12 +69,12 @@ _state = _State()
 
 
 def _where_gradients_are_ours(name: str) -> Callable[..., bool]:
-    preferred = sdpa_backward.PREFERRED.get(name)
+    preferred = sdpa_choice.PREFERRED[name]
 
     def ours(*arguments: Any, **options: Any) -> bool:
         if _state.gradients != "auto":
             return _state.gradients == "dlattn"
-        return preferred is not None and preferred(*arguments, **options)
+        return preferred(*arguments, **options)
 
     return ours
 
@@ -98,17 +98,14 @@ def _with_fallback(
     return serve
 
 
-def _install(all_gradients: bool) -> None:
-    """Put dlattn's kernels into torch's dispatcher, each once.
-
-    Without `all_gradients` a backward operator none of whose calls dlattn would take is left alone.
-    """
+def _install(backward_too: bool) -> None:
+    """Put dlattn's kernels into torch's dispatcher, each once."""
     # The kernels that were there must be asked for before anything is put in their place.
     replaced = []
     for backend in ("CPU", *(["CUDA"] if torch.version.cuda else [])):
         backward = sdpa_backward.KERNELS[backend]
         for name, kernel in (sdpa.KERNELS[backend] | backward).items():
-            is_wanted = all_gradients or name not in backward or name in sdpa_backward.PREFERRED
+            is_wanted = backward_too or name not in backward
             packet = getattr(torch.ops.aten, name, None)
             if packet is None or not is_wanted or name in _state.installed:
                 continue
@@ -130,7 +127,7 @@ class _Active:
 
     def __init__(self) -> None:
         with _state.changing:
-            _install(_state.gradients == "dlattn")
+            _install(_state.gradients != "torch")
             _state.serve(True, _state.gradients)
 
     def remove(self) -> None:
@@ -143,19 +140,23 @@ def activate(gradients: Gradients = "auto") -> None:
 
     Args:
         gradients: Whose kernels compute gradients. "dlattn": dlattn's, of all calls they serve.
-            "torch": torch's own. "auto": dlattn's for a call of cuDNN's operator with a mask, whose
-            own gradients are NaN where a row sees nothing or a float32 mask is beside 16-bit
-            tensors, and on the CPU for 16-bit tensors of 32 to 128 queries, at most 128 keys and
-            head_dim at most 128, which torch's kernel takes longer for; else torch's.
+            "torch": torch's own. "auto": those that took less time where both were measured. On
+            Hopper these are dlattn's in place of flash-attention's and memory-efficient
+            attention's, and of cuDNN's up to head_dim 64 or 512 queries; on other GPUs in place of
+            memory-efficient attention's, but for the gradient of a mask. In place of cuDNN's with a
+            mask, which are NaN where a row sees nothing or a float32 mask is beside 16-bit tensors,
+            always. On the CPU dlattn's are for 16-bit tensors of 32 to 128 queries, at most 128
+            keys and head_dim at most 128, and for float32 with a causal mask from 128 queries and
+            keys on and head_dim at most 256.
 
     In torch's registry dlattn is the flash-attention implementation "dlattn"
     (`torch.nn.attention.activate_flash_attention_impl("dlattn")` is the same); another that is
     active is restored to torch's own first. Graphs that were compiled before are served too: they
     call the same operators.
 
-    The first time, and the first time with "dlattn", kernels are put into torch's dispatcher, which
-    no other thread may be calling meanwhile. They stay there until `deactivate(remove=True)`, and
-    till then any thread may activate and deactivate.
+    The first time, and after "torch" the first time with another word, kernels are put into torch's
+    dispatcher, which no other thread may be calling meanwhile. They stay there until
+    `deactivate(remove=True)`, and till then any thread may activate and deactivate.
 
     Raises:
         UnsupportedError: `gradients` is none of these.
@@ -179,7 +180,7 @@ def _serve(gradients: Gradients) -> None:
         raise RuntimeError(f"torch is {torch.__version__}; accepted: 2.9 or later")
     _state.serve(_state.serving, gradients)
     if is_active():
-        _install(gradients == "dlattn")
+        _install(gradients != "torch")
     if not _HAS_REGISTRY:
         _Active()
     elif torch_attention.current_flash_attention_impl() != NAME:
@@ -193,7 +194,8 @@ def deactivate(remove: bool = False) -> None:
         remove: Take dlattn's kernels out of torch's dispatcher too, which no other thread may be
             calling meanwhile: then nothing of dlattn's is left in the way of a call. Otherwise
             torch's kernels are called through dlattn's: on the CPU by native ones (torch 2.13 and
-            later), else through Python, which takes some tens of microseconds.
+            later), on CUDA so for gradients, else through Python, which takes some tens of
+            microseconds.
 
     Blocks of `active()` keep dlattn active until the last of them ends.
 

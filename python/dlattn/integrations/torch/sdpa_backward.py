@@ -279,30 +279,3 @@ KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "CPU": {"_scaled_dot_product_flash_attention_for_cpu_backward": for_cpu},
 }
-
-
-def _preferred_on_cpu(*given: Any, **_: Any) -> bool:
-    """Short sequences in 16 bits, causal ones in float32 that are not short.
-
-    For others torch's kernel was as fast or faster.
-    """
-    query, key, is_causal = given[1], given[2], given[7]
-    rows, columns = query.shape[2:]
-    keys = key.shape[2]
-    if query.itemsize == 2:
-        return bool(32 <= rows <= 128 and keys <= 128 and columns <= 128)
-    return bool(
-        query.itemsize == 4 and is_causal and rows >= 128 and keys >= 128 and columns <= 256
-    )
-
-
-def _preferred_to_cudnn(*given: Any, **_: Any) -> bool:
-    """Calls with a mask: cuDNN has NaN for rows that see nothing, and for a mask of float32."""
-    return given[8] is not None
-
-
-# Where dlattn's kernel is taken unless something else is asked for.
-PREFERRED: dict[str, Callable[..., bool]] = {
-    "_scaled_dot_product_cudnn_attention_backward": _preferred_to_cudnn,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _preferred_on_cpu,
-}

@@ -37,6 +37,8 @@ ON_CUDA = os.environ.get("DLATTN_NATIVE_ON_CUDA") != "0"
 NATIVE = {_FOR_CPU: "CPU", f"{_FOR_CPU}_backward": "CPU"} | {
     name: "CUDA" for forward in _FOR_CUDA for name in (forward, f"{forward}_backward")
 }
+# This one's hands calls on alone, those that are for dlattn to Python.
+NATIVE["_flash_attention_backward"] = "CUDA"
 
 # Why an operator's kernel is not native; empty if it is.
 why: dict[str, str] = {}
