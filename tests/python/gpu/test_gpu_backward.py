@@ -167,7 +167,7 @@ def test_the_same_bits_each_time(kernel: str, memory: Any) -> None:
         return problem.gradients(kernel=kernel, workspace=memory, deterministic=True)
 
     first = gradients()
-    for _ in range(20):
+    for _ in range(1000):
         again = gradients()
         assert all(torch.equal(x, y) for x, y in zip(first[:3], again[:3], strict=True))
 
