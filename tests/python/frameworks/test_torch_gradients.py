@@ -10,6 +10,7 @@ from arrays import normal
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
+from dlattn.integrations.torch import ops  # noqa: E402
 from dlattn.reference import (  # noqa: E402
     attention_backward_reference,
     attention_reference,
@@ -147,6 +148,33 @@ def test_checkpointed() -> None:
     given = inputs() | special()
     found = gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False), given)
     assert all(map(torch.equal, found, gradients(attend, given)))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_hooks(traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks of tensors, of nodes and of saved tensors, in a graph that is used twice.
+
+    `traced`: by the operator, which calls take that are not eager.
+    """
+    if traced:
+        monkeypatch.setattr(ops, "called_eagerly", lambda *_: False)
+    given = inputs()
+    plain = gradients(attend, given)
+    seen: list[Any] = []
+    handles = [given["q"].register_hook(lambda gradient: gradient * 2)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        out = attend(*given.values())
+    handles.append(out.grad_fn.register_prehook(lambda given: seen.append(len(given))))
+    handles.append(out.register_hook(lambda gradient: seen.append(gradient.shape)))
+    weights = torch.linspace(-1, 1, 8)
+    for again in (True, False):
+        loss = (out * weights).sum()
+        found = torch.autograd.grad(loss, list(given.values()), retain_graph=again)
+        assert torch.equal(found[0], 2 * plain[0])
+        assert all(map(torch.equal, found[1:], plain[1:]))
+    assert seen == [out.shape, 2] * 2
+    for handle in handles:
+        handle.remove()
 
 
 def test_what_is_saved_does_not_grow_with_the_square() -> None:

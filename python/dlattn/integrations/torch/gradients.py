@@ -191,19 +191,24 @@ class Differentiable:
     def eagerly(self, given: list[Any]) -> Any:
         """The operator for all of its arguments, where `called_eagerly`."""
         if torch.is_grad_enabled() and any_requires_grad(*given):
-            return self(*given)
+            self._check_precision(given)
+            eagerly: Any = _Eagerly
+            return eagerly.apply(self, given, *(given[place] for place in self.places))
         with torch._C._AutoDispatchBelowAutograd():
             return run(self.name, self.call_below, given, {})
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        given = [*arguments, *self._defaults[len(arguments) :]]
-        for name, value in named.items():
-            given[self.names.index(name)] = value
+    def _check_precision(self, given: list[Any]) -> None:
         if given[self._precision] is not None:
             raise dlattn.UnsupportedError(
                 f"precision is {given[self._precision]!r} and an input requires grad; accepted: "
                 "None, as 8-bit products have no gradients"
             )
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        given = [*arguments, *self._defaults[len(arguments) :]]
+        for name, value in named.items():
+            given[self.names.index(name)] = value
+        self._check_precision(given)
         function: Any = _Attention
         with enable_single_level_autograd_function():
             return function.apply(self, given, *(given[place] for place in self.places))
@@ -235,34 +240,58 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        operator, given = inputs[:2]
-        ctx.set_materialize_grads(False)
-        ctx.operator = operator
-        ctx.deterministic = getattr(_ASKED, "deterministic", False)
-        ctx.save_for_backward(*[given[i] for i in operator.tensors], *output)
-        ctx.settings = [given[i] for i in operator.settings]
+        _save(ctx, inputs[0], inputs[1], output)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        wanted = list(ctx.needs_input_grad[2:])
-        if (dout is None and dlse is None) or not any(wanted):
-            return (None,) * (2 + len(wanted))
-        operator = ctx.operator
-        *saved, out, lse = ctx.saved_tensors
-        given = [*saved, *ctx.settings]
-        found = _gradients(
-            operator.name,
-            (
-                with_rows_side_by_side(dout, out),
-                *(*saved[:3], out, lse),
-                None if dlse is None else dlse.to(torch.float32),
-                *[given[i] for i in operator.behind],
-            ),
-            wanted,
-            ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
-        )
-        left = iter(found)
-        return (None, None, *[next(left) if is_wanted else None for is_wanted in wanted])
+        return _gradients_of(ctx, dout, dlse)
+
+
+class _Eagerly(torch.autograd.function._SingleLevelFunction):
+    """The same where `called_eagerly`: without `setup_context`, which costs a call of Python more
+    and which transforms of torch.func alone need."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Differentiable, given: list[Any], *_: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = run(operator.name, operator.call_below, given, {})
+        _save(ctx, operator, given, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        return _gradients_of(ctx, dout, dlse)
+
+
+def _save(ctx: Any, operator: Differentiable, given: list[Any], output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.operator = operator
+    ctx.deterministic = getattr(_ASKED, "deterministic", False)
+    ctx.save_for_backward(*[given[i] for i in operator.tensors], *output)
+    ctx.settings = [given[i] for i in operator.settings]
+
+
+def _gradients_of(ctx: Any, dout: Any, dlse: Any) -> Any:
+    """The results of a function's backward pass: None for its first two inputs."""
+    wanted = list(ctx.needs_input_grad[2:])
+    if (dout is None and dlse is None) or not any(wanted):
+        return (None,) * (2 + len(wanted))
+    operator = ctx.operator
+    *saved, out, lse = ctx.saved_tensors
+    given = [*saved, *ctx.settings]
+    found = _gradients(
+        operator.name,
+        (
+            with_rows_side_by_side(dout, out),
+            *(*saved[:3], out, lse),
+            None if dlse is None else dlse.to(torch.float32),
+            *[given[i] for i in operator.behind],
+        ),
+        wanted,
+        ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
+    )
+    left = iter(found)
+    return (None, None, *[next(left) if is_wanted else None for is_wanted in wanted])
 
 
 def _gradients(name: str, given: Any, needs: list[bool], deterministic: bool) -> Any:
