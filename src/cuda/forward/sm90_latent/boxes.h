@@ -30,14 +30,15 @@ inline KeyBoxes key_boxes(const AttentionParams& p) {
   return boxes;
 }
 
-// How many thread blocks of the combine kernel share a row block: so many that the device is full,
-// each of which has some columns of a row at least.
+// How many thread blocks of the combine kernel share a row block, each of which has some columns of
+// a row at least: as many in all as the SMs of the kernel before hold at once. Most of them often
+// have nothing to do, and more would only let them wait for each other.
 inline CombineGrid combine_grid(const AttentionParams& p, const Plan& plan) {
-  constexpr std::int64_t kWanted = 2048;
   const std::int64_t row_blocks = num_row_blocks(p, kBlockM);
   const std::int64_t rows = std::min<std::int64_t>(p.seqlen_q * plan.packed_heads, kBlockM);
   const std::int64_t most = std::max<std::int64_t>(rows * combine_blocks(kWideTile), 1);
-  const std::int64_t wanted = kWanted / std::max<std::int64_t>(row_blocks, 1);
+  const std::int64_t wanted =
+      kResidentCombineBlocks * plan.grid / std::max<std::int64_t>(row_blocks, 1);
   return {row_blocks, static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most))};
 }
 
