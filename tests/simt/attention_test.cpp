@@ -65,8 +65,9 @@ void Tests::launch_plan(const void* tensors, const dlattn::AttentionParams& para
                         const LaunchKernel& launch_kernel) const {
   if (plan.grid == 0) return;
   const auto blocks = static_cast<unsigned>(std::min(plan.grid, most_blocks_));
-  const Launch threads{dim3(blocks), dim3(plan.num_warps * 32),
-                       static_cast<std::size_t>(plan.smem_bytes), schedule};
+  Launch threads{dim3(blocks), dim3(plan.num_warps * 32), static_cast<std::size_t>(plan.smem_bytes),
+                 schedule};
+  threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   with_folded_heads(params, plan,
                     [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
                       launch_kernel(threads, tensors, plan.head_dim_tile, launched, shape);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/counter.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/reduce_vector.cuh"
@@ -51,6 +52,9 @@ enum class Bug {
   kLoadAtOddColumn,
   kNoWaitForTurn,
   kTurnNotPassedOn,
+  kNoReleaseToOther,
+  kNoWaitForOther,
+  kEndsEarly,
 };
 
 ptx::TensorMap tile_map(half* data, int rows, int rows_of_tensor) {
@@ -242,7 +246,67 @@ void add_in_turns(Bug bug, simt::Schedule schedule = 0) {
   if (sum[0] != 21.0f) fail("a sum in turns");
 }
 
+// Each block of a cluster copies every other tile to both, and a warp of each adds them up.
+void share_copies(Bug bug, simt::Schedule schedule = 0) {
+  constexpr int kRows = 8, kBytes = kRows * kTile * 2;
+  alignas(16) static half tiles[kTiles * kRows * kTile];
+  static float out[2][32];
+  for (int i = 0; i < kTiles * kRows * kTile; ++i)
+    tiles[i] = __float2half(static_cast<float>(i % 13 + i / (kRows * kTile)));
+  const ptx::TensorMap map = tile_map(tiles, kRows, kTiles * kRows);
+  simt::Launch launch{dim3(2), dim3(64), 1024 + kBytes, schedule};
+  launch.cluster_size = 2;
+  simt::launch(launch, [&] {
+    const ptx::SmemAddress full = ptx::smem_address(ptx::dynamic_smem()), empty = full + 8;
+    const ptx::SmemAddress slot = full + 1024;
+    const unsigned rank = blockIdx.x, lane = threadIdx.x % 32;
+    const bool own_alone = bug == Bug::kNoReleaseToOther || bug == Bug::kNoWaitForOther;
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::mbarrier_init(empty, bug == Bug::kNoWaitForOther ? 1 : 2);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_sync();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kTiles; ++i) {
+        ptx::mbarrier_sleep(empty, (i + 1) % 2);
+        ptx::mbarrier_arrive_expect_tx(full, kBytes);
+        if (i % 2 == static_cast<int>(rank))
+          ptx::tma_load_to_blocks(slot, map, full, {0, i * kRows, 0, 0}, 3);
+      }
+    } else if (threadIdx.x >= 32) {
+      float sum = 0.0f;
+      for (int i = 0; i < kTiles; ++i) {
+        ptx::mbarrier_sleep(full, i % 2);
+        sum += __half2float(reinterpret_cast<const half*>(ptx::at_smem_address(slot))[lane]);
+        __syncwarp();
+        if (lane < 2 && (lane == rank || !own_alone)) ptx::mbarrier_arrive_at_block(empty, lane);
+      }
+      out[rank][lane] = sum;
+    }
+    if (bug != Bug::kEndsEarly) ptx::cluster_leave();
+  });
+  for (int lane = 0; lane < 32; ++lane) {
+    float sum = 0.0f;
+    for (int i = 0; i < kTiles; ++i) sum += __half2float(tiles[i * kRows * kTile + lane]);
+    if (out[0][lane] != sum || out[1][lane] != sum) fail("a sum of shared copies");
+  }
+}
+
 const std::vector<Case> kCases = {
+    {"copies to both blocks of a cluster",
+     [] {
+       for (int s = 0; s < 5; ++s) share_copies(Bug::kNone, s);
+     },
+     nullptr},
+    {"no release to the other block", [] { share_copies(Bug::kNoReleaseToOther); }, "never reach"},
+    {"no wait for the other block",
+     [] {
+       for (int s = 0; s < 9; ++s) share_copies(Bug::kNoWaitForOther, s);
+     },
+     "copies bring 2048 bytes"},
+    {"a block that ends while the other arrives", [] { share_copies(Bug::kEndsEarly); },
+     "some of whose threads have ended"},
     {"sum in turns",
      [] {
        for (int s = 0; s < 4; ++s) add_in_turns(Bug::kNone, s);

@@ -71,4 +71,20 @@ __device__ __forceinline__ void load_of_block(float (&x)[4], SmemAddress own, un
 #endif
 }
 
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.arrive", and mapa.
+// Arrives at the mbarrier of block `rank` of the cluster that lies there where `own` is in the
+// caller's shared memory. Tells that block's copies that what products or loads have read, whose
+// values are there, may be overwritten; it orders no writes for the other block's threads. With
+// .release.cluster, which would, each arrival waits until the whole GPU sees all of the thread's
+// memory accesses (MEMBAR.ALL.GPU).
+__device__ __forceinline__ void mbarrier_arrive_at_block(SmemAddress own, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(own),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
 }  // namespace dlattn::ptx

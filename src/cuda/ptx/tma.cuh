@@ -34,6 +34,20 @@ __device__ __forceinline__ void tma_load(SmemAddress dst, const TensorMap& map,
       : "memory");
 }
 
+// The same section, .multicast::cluster. To the same place in the shared memory of each block of
+// the cluster whose bit is set in `blocks`; the bytes count for each one's own mbarrier at that
+// place.
+__device__ __forceinline__ void tma_load_to_blocks(SmemAddress dst, const TensorMap& map,
+                                                   SmemAddress mbarrier, BoxAt at,
+                                                   unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+      "l"(&map), "r"(mbarrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch),
+      "h"(static_cast<unsigned short>(blocks))
+      : "memory");
+}
+
 // The same section. Shared to global memory, in the thread's current bulk group.
 __device__ __forceinline__ void tma_store(const TensorMap& map, SmemAddress src, BoxAt at) {
   asm volatile(

@@ -519,6 +519,18 @@ unsigned char* smem_of_block(const void* own, unsigned rank) {
   return blocks[rank]->memory + (static_cast<const unsigned char*>(own) - block->memory);
 }
 
+void as_block(unsigned rank, void (*run)(void*), void* context) {
+  smem_of_block(dynamic_smem(), rank);  // which is there
+  Block* const own = block;
+  block = blocks[rank];
+  run(context);
+  block = own;
+}
+
+int num_cluster_blocks() {
+  return num_blocks;
+}
+
 bool in_dynamic_smem(const void* memory, std::size_t bytes) {
   const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(memory);
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(dynamic_smem());

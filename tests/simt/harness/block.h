@@ -70,6 +70,10 @@ bool in_dynamic_smem(const void* memory, std::size_t bytes);
 int num_block_threads();
 // The place in another block of the cluster that is `own` in the caller's.
 unsigned char* smem_of_block(const void* own, unsigned rank);
+// Calls run(context) with the shared memory and the barriers of another block of the cluster in the
+// place of the caller's. It must not wait.
+void as_block(unsigned rank, void (*run)(void*), void* context);
+int num_cluster_blocks();
 
 void sync_threads(const char* file, int line);
 void sync_cluster();
@@ -93,7 +97,7 @@ void let_next_grid_start();
 void wait_for_counter(const unsigned* counter, unsigned least);
 
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
-constexpr int kMaxMbarriers = 64;  // of a block
+constexpr int kMaxMbarriers = 128;  // of a block, and of a cluster
 
 void mbarrier_init(void* memory, int count);
 void mbarrier_arrive(void* memory);

@@ -36,9 +36,9 @@ void tma_entry() {
   finish_first_switch();
   for (;;) {
     const int i = copy_job.mbarrier;
-    tsan_acquire(&block->sync->tma_units[i]);
+    tsan_acquire(&mbarriers[i].sync->tma_units[i]);
     copy_job.complete(bulk_loads[i]);
-    tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
+    tsan_release(&mbarriers[i].sync->mbarriers[i][mbarriers[i].phase & 1]);
     switch_fiber(&tma_units[i], &current->fiber);
   }
 }
@@ -74,14 +74,14 @@ void mbarrier_init(void* memory, int count) {
   if (!in_dynamic_smem(memory, 8)) die("an mbarrier outside shared memory");
   if (count < 1) die("an mbarrier of %d arrivals", count);
   if (num_mbarriers == kMaxMbarriers) die("more than %d mbarriers", kMaxMbarriers);
-  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0, 0, 0, false};
+  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0, 0, 0, false, block->sync};
 }
 
 void mbarrier_arrive(void* memory) {
   const int i = find_mbarrier(memory, "an arrival");
   Mbarrier& m = mbarriers[i];
   if (m.arrived == m.count) die("more arrivals than the mbarrier's phase takes");
-  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
+  tsan_release(&mbarriers[i].sync->mbarriers[i][m.phase & 1]);
   ++m.arrived;
   check_bytes(m);
   end_phase_if_complete(&m);
@@ -142,7 +142,7 @@ void add_bulk_load(void* mbarrier, const BulkCopy& load) {
   BulkLoads& loads = bulk_loads[i];
   if (loads.count == BulkLoads::kMax) die("more than %d bulk loads in flight", BulkLoads::kMax);
   loads.loads[loads.count++] = load;
-  tsan_release(&block->sync->tma_units[i]);
+  tsan_release(&mbarriers[i].sync->tma_units[i]);
 }
 
 void run_tma(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
@@ -158,7 +158,7 @@ void mbarrier_promise(void* memory) {
   const int i = find_mbarrier(memory, "an arrival after copies");
   Mbarrier& m = mbarriers[i];
   if (m.arrived + m.promised == m.count) die("more arrivals than the mbarrier's phase takes");
-  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
+  tsan_release(&mbarriers[i].sync->mbarriers[i][m.phase & 1]);
   ++m.promised;
 }
 
@@ -173,14 +173,15 @@ bool mbarrier_wait(void* memory, int parity) {
   me->mbarrier = i;
   me->parity = parity;
   wait(State::kAtMbarrier, "an mbarrier");
-  tsan_acquire(&block->sync->mbarriers[i][parity]);
+  tsan_acquire(&mbarriers[i].sync->mbarriers[i][parity]);
   if (phase_complete(m, parity)) return false;
   mbarriers[i].promised = 0;  // the caller keeps them, before any other thread runs
   return true;
 }
 
 void mbarrier_acquire(void* memory, int parity) {
-  tsan_acquire(&block->sync->mbarriers[find_mbarrier(memory, "a wait")][parity]);
+  const int i = find_mbarrier(memory, "a wait");
+  tsan_acquire(&mbarriers[i].sync->mbarriers[i][parity]);
 }
 
 }  // namespace simt

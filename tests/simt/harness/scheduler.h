@@ -67,13 +67,14 @@ struct SyncObjects {
 
 struct Mbarrier {
   const void* memory;
-  int count;       // arrivals of a phase
-  int arrived;     // in this phase
-  int promised;    // further ones, that asynchronous copies will bring
-  unsigned phase;  // from 0
-  long expected;   // bytes that the phase lacks
-  long started;    // bytes that copies in flight will bring
-  bool fenced;     // whether asynchronous copies see that it is initialised
+  int count;          // arrivals of a phase
+  int arrived;        // in this phase
+  int promised;       // further ones, that asynchronous copies will bring
+  unsigned phase;     // from 0
+  long expected;      // bytes that the phase lacks
+  long started;       // bytes that copies in flight will bring
+  bool fenced;        // whether asynchronous copies see that it is initialised
+  SyncObjects* sync;  // of the block whose memory it is in
 };
 
 struct Block {

@@ -25,4 +25,10 @@ void load_of_block(float (&x)[kCount], SmemAddress own, unsigned rank) {
   std::memcpy(x, there, sizeof x);
 }
 
+inline void mbarrier_arrive_at_block(SmemAddress own, unsigned rank) {
+  unsigned char* const there = simt::smem_of_block(at_smem_address(own), rank);
+  simt::touch(there, 8);
+  simt::mbarrier_arrive(there);
+}
+
 }  // namespace dlattn::ptx

@@ -22,6 +22,17 @@ inline void tma_load(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier
                         coordinates, 5);
 }
 
+inline void tma_load_to_blocks(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier,
+                               BoxAt at, unsigned blocks) {
+  if (blocks == 0 || blocks >> simt::num_cluster_blocks() != 0)
+    simt::die("a copy to blocks %x of a cluster of %d", blocks, simt::num_cluster_blocks());
+  for (unsigned rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    auto load = [&] { tma_load(dst, map, mbarrier, at); };
+    simt::as_block(rank, [](void* f) { (*static_cast<decltype(load)*>(f))(); }, &load);
+  }
+}
+
 inline void tma_store(const TensorMap& map, SmemAddress src, BoxAt at, int last) {
   const int coordinates[5] = {at.column, at.row, at.head, at.batch, last};
   simt::issue_bulk_store(model::decoded(map), at_smem_address(src), coordinates, 5);
