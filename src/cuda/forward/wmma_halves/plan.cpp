@@ -11,12 +11,11 @@
 namespace dlattn::wmma_halves {
 namespace {
 
-// Not measured: a key's products with a block's rows at half of the rate that tensor cores have,
-// and a block alone half as fast as that again. No other family serves the same problems.
-cost::Speed speed(const DeviceInfo& device, int head_dim_tile) {
-  const double operations = 4.0 * kBlockM * head_dim_tile;
-  const double busy = 2.0 * operations / cost::tensor_rate(device);
-  return {15000, 2.0 * busy, busy};
+// From what it takes on an H200 (DESIGN.md, "Figures"), on others by the rates of their tensor
+// cores. An SM has one block.
+cost::Speed speed(const DeviceInfo& device, int) {
+  const double per_key = 65.4 * cost::kH200Rate / cost::tensor_rate(device);
+  return {9000, per_key, per_key};
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
