@@ -37,6 +37,7 @@ Kernel: TypeAlias = Literal[
     "decode:rows16",
     "decode:rows32",
     "sm90_latent",
+    "sm90_wide",
     "sm90_fp8",
     "wmma8",
     "wmma_halves",

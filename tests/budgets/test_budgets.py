@@ -170,15 +170,19 @@ def has_asynchronous_products(kernels: cubins.Kernels, kernel: str) -> Counter[s
     return opcodes
 
 
+OF_TWO_CONSUMERS = ("sm90_latent", "sm90_wide")  # which share rows
+
+
 @pytest.mark.parametrize(
-    "kernel", [n for n in kernels_read("sm90_latent") if not n.endswith("_combine")]
+    "kernel",
+    [n for f in OF_TWO_CONSUMERS for n in kernels_read(f) if not n.endswith("_combine")],
 )
-def test_products_of_latents_are_asynchronous(kernels: cubins.Kernels, kernel: str) -> None:
+def test_products_of_shared_rows_are_asynchronous(kernels: cubins.Kernels, kernel: str) -> None:
     has_asynchronous_products(kernels, kernel)
 
 
 @pytest.mark.parametrize(
-    "kernel", [n for n in kernels_read("sm90") if not n.startswith("sm90_latent")]
+    "kernel", [n for n in kernels_read("sm90") if not n.startswith(OF_TWO_CONSUMERS)]
 )
 def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None:
     opcodes = has_asynchronous_products(kernels, kernel)

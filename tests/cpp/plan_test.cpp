@@ -264,7 +264,7 @@ void never_the_ladder() {
   }
 }
 
-// Head dims above 256: one family has them, with all features but keys in a cache.
+// Head dims above 256: `auto` has one family for them, with all features but keys in a cache.
 void large_heads() {
   alignas(16) static const float numbers[64] = {};
   alignas(16) static const std::uint8_t bools[64] = {};
@@ -470,7 +470,7 @@ void unknown_names() {
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0], force("flash")),
                UnsupportedError,
                "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, decode, "
-               "sm90_latent, sm90_fp8, wmma8, wmma_halves, wmma_smem, wmma_qk, scalar");
+               "sm90_latent, sm90_wide, sm90_fp8, wmma8, wmma_halves, wmma_smem, wmma_qk, scalar");
 }
 
 void registry() {
@@ -522,7 +522,7 @@ void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
   const std::vector<std::string_view> kernels = {
-      "auto",     "cpu",   "wmma",        "sm90",      "decode",  "sm90_latent",
+      "auto",     "cpu",   "wmma",        "sm90",      "decode",  "sm90_latent", "sm90_wide",
       "sm90_fp8", "wmma8", "wmma_halves", "wmma_smem", "wmma_qk", "scalar"};
   CHECK(kernel_names() == kernels);
   CHECK_EQ(size_of(DType::kFloat16), 2);

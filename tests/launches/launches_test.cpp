@@ -140,7 +140,7 @@ void attention() {
   CHECK(of_several > 200);
 }
 
-// Which random problems do not have.
+// Which random problems do not have, as wide heads in multiples of 8.
 void latents_in_pages() {
   for (const char* kernel : {"auto", "decode", "sm90_latent"}) {
     for (const std::int64_t heads : {16, 128}) {
@@ -154,6 +154,23 @@ void latents_in_pages() {
           CHECK(check([&] { return dlattn::plan(p, device_info(p.device), options); },
                       [&](void* stream) { forward(p, stream, options); }, where));
           check_parts(p, options, where);
+        }
+      }
+    }
+  }
+}
+
+void wide_heads() {
+  for (const char* kernel : {"auto", "sm90_wide"}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const std::int64_t head_dim : {264, 512}) {
+        for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+          AttentionParams p = problem(dtype, head_dim);
+          p.causal = causal;
+          const Options options = force(kernel);
+          CHECK(check([&] { return dlattn::plan(p, device_info(p.device), options); },
+                      [&](void* stream) { forward(p, stream, options); },
+                      std::string("wide heads by ") + kernel));
         }
       }
     }
@@ -306,6 +323,7 @@ void check_families(const char* operation) {
 int main() {
   attention();
   latents_in_pages();
+  wide_heads();
   quantization();
   merge();
   append();

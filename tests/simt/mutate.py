@@ -38,6 +38,7 @@ from append_bugs import APPEND_BUGS
 from backward_bugs import BACKWARD_BUGS
 from cache_bugs import CACHE_BUGS
 from decode_bugs import DECODE_BUGS
+from large_head_bugs import LARGE_HEAD_BUGS
 from markers import marked
 from seed_bugs import SEED_BUGS, SeedBug
 
@@ -59,6 +60,7 @@ FAMILIES = {
     "decode": "forward/decode/kernel.cuh tile/key_parts/combine.cuh",
     "decode_wide": "forward/decode/wide_kernel.cuh",
     "sm90_latent": "forward/sm90_latent/kernel.cuh",
+    "sm90_wide": "forward/sm90_wide/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
@@ -67,7 +69,7 @@ FAMILIES = {
     "backward_wmma": "backward/wmma/launch.cuh",
 }
 TIMEOUT_S = 300
-BUGS = SEED_BUGS + APPEND_BUGS + CACHE_BUGS + DECODE_BUGS + BACKWARD_BUGS
+BUGS = SEED_BUGS + APPEND_BUGS + CACHE_BUGS + DECODE_BUGS + BACKWARD_BUGS + LARGE_HEAD_BUGS
 
 # Changes (pattern, replacement) that are made wherever the pattern occurs.
 SYNCHRONISATION = {
@@ -116,6 +118,8 @@ EQUIVALENT = (
         "no __syncthreads",
         "__syncthreads(); } __device__ __forceinline__ void publish",
     ),
+    # Lanes that wait at one mbarrier go on together here; on a GPU one might come late.
+    ("sm90_wide", "no __syncwarp", "__syncwarp();  // no lane may come late"),
     # All copies have been waited for: the groups that are left are empty.
     ("decode", "no cp.async wait", "ptx::cp_async_wait<0>();"),
     ("decode", "cp.async wait one group short", "ptx::cp_async_wait<0>();"),
@@ -152,6 +156,7 @@ OWN_TILE = {
     "wmma_halves": "512",
     "decode_wide": "576",
     "sm90_latent": "576",
+    "sm90_wide": "512",
     "sm90_fp8": "128",
     "sm90_fp8_scaled": "128",
 }  # of families most of whose cases have another tile

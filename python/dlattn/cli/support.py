@@ -93,7 +93,10 @@ def _ranges(dims: list[int]) -> str:
         return "any"
     if step == 1:
         return f"{dims[0]} to {dims[-1]}"
-    return f"multiples of {step} up to {dims[-1]}" if dims[0] == step else ", ".join(map(str, dims))
+    if dims[0] % step:
+        return ", ".join(map(str, dims))
+    first = "" if dims[0] == step else f"from {dims[0]} "
+    return f"multiples of {step} {first}up to {dims[-1]}"
 
 
 def _capabilities_text(capabilities: list[int]) -> str:

@@ -196,6 +196,7 @@ def test_support_table(capsys: Captured) -> None:
     by_kernel = {line.split()[0]: line for line in lines[2:]}
     ladder = {"scalar", "wmma_qk", "wmma_smem"}
     kernels = {"cpu", *ladder, "wmma", "wmma_halves", "decode", "wmma8", "sm90", "sm90_fp8"}
+    kernels.add("sm90_wide")
     assert set(by_kernel) == kernels
     assert "float8_e4m3fn" in by_kernel["cpu"] and "float8_e4m3fn" in by_kernel["sm90_fp8"]
     assert "multiples of 16 up to 256" in by_kernel["sm90_fp8"]
@@ -214,6 +215,7 @@ def test_support_table(capsys: Captured) -> None:
     assert "257 to 512" in halves and "sm_80" in halves and "KV cache" not in halves
     assert "softcap, bias, mask, alibi_slopes, sinks, varlen" in halves
     assert "multiples of 8 up to 256" in by_kernel["sm90"] and " sm_90 " in by_kernel["sm90"]
+    assert "multiples of 8 from 264 up to 512" in by_kernel["sm90_wide"]
 
 
 def test_support_table_agrees_with_supported() -> None:

@@ -210,7 +210,9 @@ def test_check_without_a_framework_for_the_gpu(capsys: Captured, monkeypatch: An
 @pytest.mark.parametrize("kernel", check.GPU_KERNELS)
 def test_check_on_a_gpu(capsys: Captured, monkeypatch: Any, kernel: str) -> None:
     cases = [check.Case("half", (1, 2, 65, dim), True, seeds=(0, 1)) for dim in (64, 512)]
-    monkeypatch.setattr(check, "CASES", cases[1:] if kernel == "wmma_halves" else cases[:1])
+    monkeypatch.setattr(
+        check, "CASES", cases[1:] if kernel in ("wmma_halves", "sm90_wide") else cases[:1]
+    )
     gpu, remarks = check.find_gpu(float8=True), list[str]()
     if check._supports(gpu, kernel, check.FLOAT8):
         assert main(["check", "--kernel", kernel]) == 0

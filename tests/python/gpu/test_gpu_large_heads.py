@@ -1,4 +1,4 @@
-"""Head dims of 257 to 512, which `wmma_halves` has, against float64."""
+"""Head dims of 257 to 512, which `wmma_halves` and `sm90_wide` have, against float64."""
 
 from __future__ import annotations
 
@@ -91,11 +91,53 @@ def test_a_sequence_has_the_same_bits_in_any_batch(dtype: str) -> None:
         torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
         for lengths in (lengths_q, lengths_k)
     ]
-    together = dlattn.attention_varlen(q, k, v, *starts, 130, 300, causal=True)
+    options: dict[str, Any] = {"causal": True, "kernel": "wmma_halves"}
+    together = dlattn.attention_varlen(q, k, v, *starts, 130, 300, **options)
     for i in range(4):
         rows, keys = (slice(int(x[i]), int(x[i + 1])) for x in starts)
-        alone = dlattn.attention(q[None, rows], k[None, keys], v[None, keys], causal=True)
+        alone = dlattn.attention(q[None, rows], k[None, keys], v[None, keys], **options)
         assert torch.equal(together[rows], alone[0])
+
+
+# By wgmma, where the GPU has it. Clusters of two thread blocks have 128 rows, tiles 64 keys.
+WIDE_LENGTHS = [
+    (1, 1), (1, 64), (63, 65), (64, 300), (65, 63), (127, 129), (129, 128), (200, 500), (300, 40),
+    (1025, 1090),
+]  # fmt: skip
+
+
+def wide(*tensors: Any, **options: Any) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("sm90_wide needs compute capability 9.0")
+    check("sm90_wide", *tensors, **options)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), WIDE_LENGTHS)
+def test_lengths_by_wgmma(dtype: str, seqlen_q: int, seqlen_k: int, causal: Any) -> None:
+    wide(*qkv(dtype, seqlen_q, seqlen_k, dim=512), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(
+    ("dim", "dim_v"), [(264, 264), (320, 320), (504, 512), (512, 40), (64, 512)]
+)
+def test_head_dims_by_wgmma(dtype: str, dim: int, dim_v: int) -> None:
+    q, k, v = qkv(dtype, 150, 390, dim=dim, dim_v=dim_v)
+    wide(q, k, v, causal=True)
+    sinks = torch.tensor([0.5, 3.0, -1.0, 0.0], device=DEVICE)
+    wide(q, k, v, window=(70, 5), sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_many_rows_by_wgmma(dtype: str) -> None:
+    """More clusters than the GPU has at one time, whose slots are used many times."""
+    tensors = qkv(dtype, 2048, 2048, heads=8, dim=512)
+    wide(*tensors)
+    wide(*tensors, causal=True)
+    first, *others = (dlattn.attention(*tensors, kernel="sm90_wide") for _ in range(5))
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_what_no_gpu_has() -> None:
