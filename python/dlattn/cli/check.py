@@ -154,7 +154,9 @@ def _what_to_check(kernel: str | None, device: str | None) -> tuple[list[Plan], 
     remarks: list[str] = []
     float8 = find_spec("ml_dtypes") is not None
     if not float8:
-        remarks.append(f"{FLOAT8} not checked: it needs ml_dtypes (pip install ml_dtypes)")
+        remarks.append(
+            f"bfloat16 and {FLOAT8} not checked: they need ml_dtypes (pip install ml_dtypes)"
+        )
     if wants_cpu:
         dtypes = DTYPES["cpu"] if float8 else DTYPES["cpu"][:-1]
         plans.append((CpuDevice(), dict.fromkeys(dtypes, CPU_KERNELS)))

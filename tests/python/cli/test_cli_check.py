@@ -205,6 +205,16 @@ def test_check_without_a_framework_for_the_gpu(capsys: Captured, monkeypatch: An
     assert "PASS: 9 problems" in printed
 
 
+@pytest.mark.usefixtures("small_check")
+def test_check_without_ml_dtypes(capsys: Captured, monkeypatch: Any) -> None:
+    for module in (check, check_features):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert main(["check", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "bfloat16 and float8_e4m3fn not checked: they need ml_dtypes" in printed
+    assert printed.count("bfloat16") == 1 and "PASS" in printed
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("small_check")
 @pytest.mark.parametrize("kernel", check.GPU_KERNELS)
