@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for header_reference
 
 project = "dlattn"
 author = "the dlattn developers"
+copyright = author
 version = release = dlattn.__version__
 
 extensions = [
