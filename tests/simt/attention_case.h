@@ -61,6 +61,7 @@ struct Case {
   bool sinks = false;
   double softcap = 0.0;
   bool alibi = false;
+  bool alibi_per_sequence = false;  // else all sequences share a head's slope
   Bias bias = Bias::kNone;
   bool mask = false;
   ScoreLayout score_layout = ScoreLayout::kRows;
@@ -270,7 +271,10 @@ Tensors<T, Out> allocate_tensors(const Case& c) {
   allocate(&t.out, layout_q, batch, rows_q, c.num_heads, c.dim_v());
   allocate(&t.lse, Layout::kBshd, batch, c.num_heads, rows_q, 1);
   if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
-  if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
+  if (c.alibi) {
+    const std::int64_t step = c.alibi_per_sequence ? c.num_heads : 0;
+    t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {step, 1, 0, 0});
+  }
   if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);
   if (c.bias == Bias::kFloat32) allocate_scores(&t.bias_float32, c, false, true);
   if (c.mask) allocate_scores(&t.mask, c, true, true);
@@ -362,6 +366,7 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T, Out>& t, dla
   p.window_left = c.window_left, p.window_right = c.window_right;
   p.sinks.data = t.sinks.data(), p.sinks.head_stride = t.sinks.stride(1);
   p.alibi_slopes.data = t.alibi.data(), p.alibi_slopes.head_stride = t.alibi.stride(1);
+  p.alibi_slopes.batch_stride = t.alibi.stride(0);
   const auto set_descale = [](auto* view, const Tensor<float>& descale) {
     view->data = descale.data();
     view->batch_stride = descale.stride(0), view->head_stride = descale.stride(1);

@@ -47,7 +47,7 @@ std::string Case::name() const {
   if (sinks) out << " sinks";
   if (softcap != 0.0) out << " softcap";
   if (extreme && softcap != 0.0) out << "=" << softcap;
-  if (alibi) out << " alibi";
+  if (alibi) out << (alibi_per_sequence ? " alibi-per-sequence" : " alibi");
   if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
   if (mask) out << " mask";
   static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};

@@ -272,7 +272,10 @@ std::vector<Case> dbias_cases(int head_dim) {
   if (head_dim == 128) return cases;
   const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
   with([](Case& c) { c.mask = true, c.causal = kFull, c.num_heads = 2, c.seqlen_q = 30; });
-  with([](Case& c) { c.window_left = 40, c.alibi = true, c.seqlen_q = 264, c.sinks = true; });
+  with([](Case& c) {
+    c.window_left = 40, c.seqlen_q = 264, c.sinks = true;
+    c.alibi = c.alibi_per_sequence = true;
+  });
   with([](Case& c) { c.batch_size = 1, c.causal = kTopLeft, c.seqlen_k = 400, c.seqlen_q = 140; });
   return cases;
 }

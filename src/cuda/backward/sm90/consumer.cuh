@@ -100,7 +100,7 @@ struct Consumer {
     float scale = problem.scale_log2;
     if (mod.alibi_slopes.data) {
       const float slope =
-          limited_slope(mod.alibi_slopes.data[work.batch * mod.alibi_slopes.batch_stride +
+          limited_slope(mod.alibi_slopes.data[(work.batch + pass) * mod.alibi_slopes.batch_stride +
                                               (work.head_kv * problem.heads_per_kv_head + head) *
                                                   mod.alibi_slopes.head_stride]);
       const int key = work.n0 + consumer * kWarpgroupRows + thread.warp * 16 + thread.lane / 4;
