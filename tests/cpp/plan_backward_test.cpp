@@ -231,9 +231,18 @@ void score_mod_on_hopper() {
   }
   b.dbias.data = nullptr, p.bias.data = nullptr;
   want_slopes_and_sinks(&b, true, false);
-  refused("dalibi_slopes");
+  check("sm90", 198912 + 128 * 128);
+  const Plan slopes = plan(b, h200);
+  CHECK((launches_of(slopes) == Names{"delta", "score_mod", "convert", "reduce"}));
+  CHECK_EQ(slopes.parts_per_head, 2048 / 128 * 8);  // warps of blocks of keys
   b.dalibi_slopes.data = nullptr;
   check("sm90", 198912 + 128 * 128);
+  // The sum of dQ lies behind the parts, and both are cleared.
+  const Plan none = plan(b, h200);
+  const std::int64_t parts = slopes.workspace_bytes - none.workspace_bytes;
+  CHECK_EQ(parts, 2 * 8 * slopes.parts_per_head * 4);
+  CHECK_EQ(slopes.cleared_bytes - none.cleared_bytes, parts);
+  CHECK(slopes.predicted_ns > none.predicted_ns);
 }
 
 }  // namespace

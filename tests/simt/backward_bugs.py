@@ -23,6 +23,7 @@ SCORES = "backward/sm90/scores.cuh"
 SETUP = "backward/sm90/setup.cuh"
 PRODUCTS = "backward/sm90/products.cuh"
 SCORE_TILES = "backward/sm90/score_tiles.cuh"
+SCORE_MOD = "backward/sm90/score_mod.cuh"
 TURNS = "backward/sm90/turns.cuh"
 SM90_KERNEL = "backward/sm90/kernel.cuh"
 
@@ -89,7 +90,7 @@ BACKWARD_BUGS = (
         "ptx::mbarrier_sleep(shared.keys_full, kScoreMod ? pass % 2 : 0);",
         "",
     ),
-    _sm90("the next tile's head", CONSUMER, "if (next <= m) ++head;", ""),
+    _sm90("the next tile's head", CONSUMER, "if (next <= m) end_head(head++);", ""),
     _sm90(
         "dS without a barrier in wide heads",
         WIDE_CONSUMER,
@@ -145,7 +146,14 @@ BACKWARD_BUGS = (
     _sm90("a mask's tile that is the bias's", SCORE_TILES, "copier.hide(use);", ""),
     _sm90("one entry of the batch in dbias", SCORE_TILES, "if (adds) {", "if (false) {"),
     _sm90("dbias as it was where nobody sees", SCORE_TILES, "copier.clear_dbias();", ""),
-    _sm90("one distance for all", SCORES, "distance + further", "distance"),
+    _sm90("one distance for all", SCORES, "slope, distance + further", "slope, distance"),
+    _sm90("a slope's sum without its sign", SCORE_MOD, "= -sum", "= sum"),
+    _sm90(
+        "a slope's sum that goes on with the next head",
+        CONSUMER,
+        "(slope_sum); slope_sum = 0.0f;",
+        "(slope_sum);",
+    ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),
     _sm90("edge of a walk taken for whole", SETUP, "m < whole.begin || m >= whole.end", "false"),

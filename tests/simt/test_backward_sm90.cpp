@@ -134,6 +134,7 @@ class Run {
   void for_each_result(Visit visit) {
     visit(tensors_.dq, simt::kDq), visit(tensors_.dk, simt::kDk), visit(tensors_.dv, simt::kDv);
     visit(tensors_.dbias, simt::kDbias), visit(tensors_.dsinks, simt::kDsinks);
+    visit(tensors_.dslopes, simt::kDslopes);
   }
 
   void launch_all(const Order& order) {
@@ -324,12 +325,12 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
                       passed, failed);
     if (!sm90::has_score_mod_kernel(kTile)) return;
     Wanted wanted;
-    wanted.dbias = wanted.dslopes = false;
+    wanted.dbias = false;
     run_all<T, kTile>(arguments, "score_mod", score_mod_cases(kTile), wanted, false, passed,
                       failed);
-    wanted.dbias = true;
+    wanted.dbias = true, wanted.dslopes = false;
     run_all<T, kTile>(arguments, "dbias", dbias_cases(kTile), wanted, false, passed, failed);
-    wanted.per[0] = false;
+    wanted.per[0] = false, wanted.dslopes = true;
     run_all<T, kTile>(arguments, "shared dbias", dbias_cases(kTile), wanted, false, passed, failed);
     wanted.per[1] = false;
     run_all<T, kTile>(arguments, "summed dbias", {dbias_cases(kTile)[0]}, wanted, false, passed,

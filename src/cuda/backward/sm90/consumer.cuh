@@ -2,6 +2,7 @@
 
 #include "cuda/backward/sm90/dq_part.cuh"
 #include "cuda/backward/sm90/products.cuh"
+#include "cuda/backward/sm90/score_mod.cuh"
 #include "cuda/backward/sm90/scores.cuh"
 #include "cuda/backward/sm90/setup.cuh"
 #include "cuda/backward/sm90/store.cuh"
@@ -42,6 +43,7 @@ struct Consumer {
   const int consumer;
   unsigned use = 0;
   int pass = 0;
+  float slope_sum = 0.0f;  // of a head's gradients of scores times distances
 
   float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];
   float acc_s[kBlockM / 2], acc_dp[kBlockM / 2];
@@ -64,10 +66,11 @@ struct Consumer {
       while (--left > 0) {
         const int next = m + 1 < work.tiles.end ? m + 1 : work.tiles.begin;
         step<true>(head, m, next);
-        if (next <= m) ++head;
+        if (next <= m) end_head(head++);
         m = next;
       }
       step<false>(head, m, m);
+      end_head(head);
       if constexpr (kScoreMod) {
         if (ThreadIndex().lane == 0) ptx::mbarrier_arrive(shared.keys_empty);
       }
@@ -93,25 +96,25 @@ struct Consumer {
     start_scores<T, kHeadDim, kBlockM>(acc_dp, own_rows(shared.v()), shared.dout(use));
   }
 
-  // From q.k of tile m to scores: scale, ALiBi, bias and mask.
-  __device__ __forceinline__ void modify_scores(int head, int m) {
-    const ScoreMod& mod = problem.score_mod;
-    const ThreadIndex thread;
-    float scale = problem.scale_log2;
-    if (mod.alibi_slopes.data) {
-      const float slope =
-          limited_slope(mod.alibi_slopes.data[(work.batch + pass) * mod.alibi_slopes.batch_stride +
-                                              (work.head_kv * problem.heads_per_kv_head + head) *
-                                                  mod.alibi_slopes.head_stride]);
-      const int key = work.n0 + consumer * kWarpgroupRows + thread.warp * 16 + thread.lane / 4;
-      const int query = m * kBlockM + thread.lane % 4 * 2;
-      add_alibi(acc_s, scale, slope, static_cast<float>(work.mask.position(query) - key));
-      scale = 1.0f;
+  __device__ __forceinline__ auto score_modifier(int head, int m) const {
+    return ScoreModifier<T, Shared<kHeadDim, kSoftcap>>{
+        problem,
+        shared,
+        use,
+        work.batch + pass,
+        work.head_kv * problem.heads_per_kv_head + head,
+        work.n0 + consumer * kWarpgroupRows,
+        m * kBlockM,
+        shared.ds(use) + consumer * kBlockM * kBlockRowBytes};
+  }
+
+  // After the last tile of a head.
+  __device__ __forceinline__ void end_head(int head) {
+    if constexpr (kScoreMod) {
+      if (!problem.slope_parts) return;
+      score_modifier(head, 0).store_slope_part(slope_sum);
+      slope_sum = 0.0f;
     }
-    if (!mod.has_tiles()) return;
-    shared.score_tiles.wait_full(use);
-    add_score_tile<T, kBlockM>(acc_s, scale, shared.ds(use) + consumer * kBlockM * kBlockRowBytes,
-                               thread.warp, thread.lane);
   }
 
   // Probabilities of tile m of a head's queries, of which both products are in flight.
@@ -121,7 +124,9 @@ struct Consumer {
       to_tanh(acc_s, problem.scale_log2);
     } else {
       if constexpr (kScoreMod) {
-        modify_scores(head, m);
+        const auto modifier = score_modifier(head, m);
+        modifier.wait_for_tile();
+        modifier.apply(acc_s, problem.scale_log2);
         to_probabilities_by_difference(acc_s, problem.score_mod.to_log2, stats());
       } else {
         to_probabilities(acc_s, problem.scale_log2, stats());
@@ -142,6 +147,9 @@ struct Consumer {
       pack_capped<T>(rP, rDS, acc_s, acc_dp, problem.softcap_log2, stats(), visible);
     } else {
       to_score_gradients(acc_dp, acc_s, stats());
+      if constexpr (kScoreMod) {
+        if (problem.slope_parts) slope_sum += score_modifier(head, m).slope_gradient(acc_dp);
+      }
       if constexpr (!kEarlyValues) tile::wgmma::pack_probabilities<T>(rP, acc_s);
       tile::wgmma::pack_probabilities<T>(rDS, acc_dp);
     }

@@ -54,6 +54,9 @@ struct Problem {
   // In the workspace, all of whose heads have padded_rows queries (cuda/plan/backward_workspace.h).
   std::int64_t padded_rows;
   const float *lse_log2, *delta;
+  // [batch][heads][blocks of keys][kConsumerWarps], zero at first; null: dalibi_slopes is not
+  // wanted.
+  float* slope_parts;
   float* dq_sum;                 // head_dim_tile numbers a row (traits.h); null: dq is not wanted
   MutableTensorView dq, dk, dv;  // null: not wanted
 

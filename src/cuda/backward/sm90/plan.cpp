@@ -18,7 +18,6 @@ using core::refuse;
 std::string missing_feature(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   if (!has_score_mod(p)) return {};
-  if (b.dalibi_slopes.data) return "dalibi_slopes";
   if (p.bias.data && p.bias.dtype == DType::kFloat32) return "bias of float32";
   const char* const name = p.bias.data ? "bias" : p.mask.data ? "mask" : "alibi_slopes";
   if (!has_score_mod_kernel(head_dim_tile)) return core::concat(name, " with a head_dim above 128");
@@ -63,6 +62,7 @@ double score_mod_factor(const BackwardParams& b, int head_dim_tile) {
   const bool narrow = head_dim_tile <= 64;
   double factor = 1.0;
   if (p.alibi_slopes.data) factor += narrow ? 0.10 : 0.04;
+  if (b.dalibi_slopes.data) factor += narrow ? 0.10 : 0.04;
   if (p.bias.data) factor += narrow ? 0.20 : 0.16;
   if (p.mask.data) factor += narrow ? 0.47 : 0.27;
   if (p.bias.data && p.mask.data) factor += 0.2;
@@ -115,8 +115,8 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   const std::string feature = missing_feature(b, tile);
   if (!feature.empty()) return refuse(why, "has no ", feature);
   if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
-  if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data)
-    return refuse(why, "computes dq, dk and dv, of which none is wanted");
+  if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data && !b.dalibi_slopes.data)
+    return refuse(why, "computes dq, dk, dv and dalibi_slopes, of which none is wanted");
   if (!accepts_tensors(b, tile, why)) return false;
   plan->variant = softcap ? kSoftcap : has_score_mod(p) ? kScoreMod : kPlain;
   if (is_in_turns(b)) plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
@@ -128,9 +128,12 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->smem_bytes = smem_bytes(p, tile);
   plan->grid = std::max<std::int64_t>(num_key_blocks(b, tile), 1);
   plan->predicted_ns = predicted_ns(b, *plan, device);
-  plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;
-  if (is_in_turns(b)) plan->cleared_bytes += turns_bytes(p);
-  plan->workspace_bytes = backward_workspace(b, 0).own + plan->cleared_bytes;
+  plan->parts_per_head = slope_parts_per_head(b, tile);
+  const BackwardWorkspace map = workspace_map(b, tile);
+  plan->workspace_bytes = map.own + (b.dq.data ? dq_sum_bytes(p, tile) : 0);
+  if (is_in_turns(b)) plan->workspace_bytes += turns_bytes(p);
+  // Blocks only store parts of dalibi_slopes whose queries see their keys.
+  plan->cleared_bytes = plan->workspace_bytes - (plan->parts_per_head ? map.slope_parts : map.own);
   add_delta(b, plan);
   if (b.dq.data) {
     Launch& convert = plan->after[plan->num_after++];

@@ -57,13 +57,25 @@ __device__ __forceinline__ void add_alibi(float (&acc_s)[kScores], float scale, 
   }
 }
 
+// The sum of gradients of scores, each times its query's distance from its key.
+template <int kScores>
+__device__ __forceinline__ float distance_sum(const float (&ds)[kScores], float distance) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const auto further = static_cast<float>(i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
+    sum = fmaf(ds[i], fabsf(distance + further), sum);
+  }
+  return sum;
+}
+
 // acc_s = acc_s * scale + a tile of numbers of T, in a consumer's block as dS^T is.
-template <typename T, int kBlockM>
-__device__ __forceinline__ void add_score_tile(float (&acc_s)[kBlockM / 2], float scale,
+template <typename T, int kScores>
+__device__ __forceinline__ void add_score_tile(float (&acc_s)[kScores], float scale,
                                                ptx::SmemAddress block, int warp, int lane) {
   const ptx::SmemAddress row = score_row(block, warp, lane);
 #pragma unroll
-  for (int m = 0; m < kBlockM; m += 16) {
+  for (int m = 0; m < 2 * kScores; m += 16) {
     std::uint32_t pairs[4];
     ptx::ldmatrix_x4_trans(pairs, row + m * kBlockRowBytes);
 #pragma unroll

@@ -94,9 +94,19 @@ inline void walk_heads(Problem* problem, std::uint32_t together, std::uint32_t l
   problem->heads_left = Divider(std::max(left, 1u));
 }
 
+// Partial sums of dalibi_slopes: a head's from each warp of the consumers of each block of keys.
+inline std::int64_t slope_parts_per_head(const BackwardParams& b, int head_dim_tile) {
+  if (!b.dalibi_slopes.data) return 0;
+  return num_row_blocks(b.forward.seqlen_k, block_n(head_dim_tile)) * kConsumerWarps;
+}
+
+inline BackwardWorkspace workspace_map(const BackwardParams& b, int head_dim_tile) {
+  return backward_workspace(b, slope_parts_per_head(b, head_dim_tile));
+}
+
 // For a grid with a block for each `block_rows` of `rows`, of `heads` of each of `entries`.
-inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int block_rows,
-                            std::int64_t heads, std::int64_t entries) {
+inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int64_t rows,
+                            int block_rows, std::int64_t heads, std::int64_t entries) {
   const AttentionParams& p = b.forward;
   constexpr double kLog2e = 1.4426950408889634;
   const auto divider = [](std::int64_t n) {
@@ -131,10 +141,11 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.score_mod = {p.alibi_slopes, p.bias, p.mask,
                        stores_dbias(b) ? b.dbias : MutableTensorView(),
                        has_natural_lse(p) ? static_cast<float>(kLog2e) : 1.0f};
-  const BackwardWorkspace map = backward_workspace(b, 0);
+  const BackwardWorkspace map = workspace_map(b, head_dim_tile);
   problem.padded_rows = padded_rows(p);
   problem.lse_log2 = workspace_at<const float>(b, map.lse);
   problem.delta = workspace_at<const float>(b, map.delta);
+  problem.slope_parts = b.dalibi_slopes.data ? workspace_at<float>(b, map.slope_parts) : nullptr;
   problem.dq_sum = b.dq.data ? workspace_at<float>(b, map.own) : nullptr;
   problem.dq = b.dq;
   problem.dk = b.dk;
@@ -145,15 +156,16 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
 inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const std::int64_t passes = std::max<std::int64_t>(num_passes(b), 1);
-  Problem problem =
-      make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv, p.batch_size / passes);
+  Problem problem = make_problem(b, head_dim_tile, p.seqlen_k, block_n(head_dim_tile),
+                                 p.num_heads_kv, p.batch_size / passes);
   problem.passes = static_cast<int>(passes);
   const bool causal = p.causal != Causal::kNone;
   if (is_in_turns(b)) {
     // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
     // Under causality they do not: one head at a time, whose tiles of queries stay in L2.
     if (!causal) walk_heads(&problem, kHeadsTogether, 0);
-    const std::int64_t counters = backward_workspace(b, 0).own + dq_sum_bytes(p, head_dim_tile);
+    const std::int64_t counters =
+        workspace_map(b, head_dim_tile).own + dq_sum_bytes(p, head_dim_tile);
     problem.tickets = workspace_at<unsigned>(b, counters);
     problem.turns = problem.tickets + 1;
   } else if (causal) {
@@ -167,7 +179,8 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  return make_problem(b, p.seqlen_q, block_m(head_dim_tile, false), p.num_heads, p.batch_size);
+  return make_problem(b, head_dim_tile, p.seqlen_q, block_m(head_dim_tile, false), p.num_heads,
+                      p.batch_size);
 }
 
 struct TensorBoxes {

@@ -25,6 +25,7 @@ constexpr const char* kKernelNames[] = {
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
 constexpr int kNumConsumers = 2;  // warpgroups beside the producer's
+constexpr int kConsumerWarps = kNumConsumers * kWarpgroupThreads / 32;
 constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroupThreads;
 constexpr int kNumStages = 2;  // tiles of Q and dO, and tiles of dS
 // Per thread; together no more than the block has at launch. Warps that bring bias and mask take
