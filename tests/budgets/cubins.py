@@ -32,11 +32,19 @@ SM_90A = "sm_90a"
 # The kernels of each family of backward that its tiles have. They take any dtype in scalar, which
 # has one beside for all tiles.
 _BACKWARD = {
-    "sm90": ("plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "convert"),
+    "sm90": (
+        "plain",
+        "softcap",
+        "deterministic",
+        "deterministic_softcap",
+        "score_mod",
+        "score_mod_softcap",
+        "convert",
+    ),
     "wmma": ("keys", "queries", "convert", "bias"),
     "scalar": ("keys", "queries"),
 }
-_BACKWARD_SOME_TILES = {("sm90", "score_mod"): (64, 128)}
+_BACKWARD_SOME_TILES = {("sm90", "score_mod_softcap"): (64, 256)}
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
 # Kernels that a backward pass launches beside a family's own.

@@ -171,10 +171,41 @@ void deterministic_on_hopper() {
     CHECK(std::string(plan(b, h200, force("sm90")).variant_name) == "deterministic_softcap");
     want_slopes_and_sinks(&b, true, false);
     b.dalibi_slopes.data = nullptr;
-    CHECK(plan(b, h200).kernel == "wmma");
+    const Plan mod = plan(b, h200);
+    CHECK(mod.kernel == "sm90" && std::string(mod.variant_name) == "score_mod_softcap");
+    CHECK_EQ(mod.workspace_bytes, one.workspace_bytes);
     b.dq.data = nullptr, b.forward.alibi_slopes.data = nullptr, b.forward.softcap = 0.0;
     // dk and dv always are.
     CHECK(std::string(plan(b, h200, force("sm90")).variant_name) == "plain");
+  }
+}
+
+// Registers do not suffice for both with head_dim 128.
+void score_mod_with_softcap_by_head_dim() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  for (const std::int64_t head_dim : {64, 72, 128, 136, 256}) {
+    BackwardParams b = backward_problem();
+    AttentionParams& p = b.forward;
+    p.head_dim = p.head_dim_v = head_dim;
+    const auto widen = [&](auto* view) {
+      view->head_stride = head_dim, view->row_stride = 8 * head_dim;
+      view->batch_stride = 2048 * 8 * head_dim;
+    };
+    widen(&p.q), widen(&p.k), widen(&p.v), widen(&p.out), widen(&b.dout);
+    want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+    want_slopes_and_sinks(&b, true, false);
+    CHECK(std::string(plan(b, h200, force("sm90")).variant_name) == "score_mod");
+    p.softcap = 5.0;
+    std::string text;
+    try {
+      text = plan(b, h200, force("sm90")).variant_name;
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    const bool fits = head_dim <= 64 || head_dim > 128;
+    const char* const expected =
+        fits ? "score_mod_softcap" : "has no alibi_slopes with softcap and a head_dim of 65 to 128";
+    CHECK_FOR(text.find(expected) != std::string::npos, text);
   }
 }
 
@@ -205,9 +236,12 @@ void score_mod_on_hopper() {
   CHECK(std::string(plan(b, h200).variant_name) == "score_mod");
   p.mask.data = reinterpret_cast<const std::uint8_t*>(at(12));
   check("sm90", 198912 + 128 * 128);
-  b.deterministic = true, refused("bias in deterministic kernels");
-  b.deterministic = false, p.softcap = 5.0, refused("bias with softcap");
-  p.softcap = 0.0, p.bias.dtype = DType::kFloat32, refused("bias of float32");
+  b.deterministic = true, check("sm90", 198912 + 128 * 128);
+  b.deterministic = false, p.bias.dtype = DType::kFloat32, refused("bias of float32");
+  // With softcap a step has half of the queries, and dbias a launch of its own.
+  p.bias.dtype = DType::kFloat16, p.softcap = 5.0;
+  CHECK(std::string(plan(b, h200).variant_name) == "score_mod_softcap");
+  p.softcap = 0.0;
   p.bias.dtype = DType::kFloat16, b.dbias.data = at(13), b.dbias.dtype = DType::kFloat16;
   const auto dbias = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
     b.dbias.batch_stride = batch, b.dbias.head_stride = head, b.dbias.row_stride = row;
@@ -219,6 +253,9 @@ void score_mod_on_hopper() {
   check("sm90", 198912 + 128 * 128);
   CHECK_EQ(plan(b, h200).grid, grid / 2);  // a block walks both entries of the batch
   CHECK((launches_of(plan(b, h200)) == Names{"delta", "score_mod", "convert"}));
+  p.softcap = 5.0;
+  CHECK((launches_of(plan(b, h200)) == Names{"delta", "score_mod_softcap", "convert", "bias"}));
+  p.softcap = 0.0;
   // Other sums, and rows of no multiple of 16 bytes, by products of their own.
   const std::int64_t others[][3] = {
       {1 << 22, 0, 2048}, {8 * 2048, 2048, 0}, {8 * 2052 * 2048, 2052 * 2048, 2052}};
@@ -249,6 +286,7 @@ void score_mod_on_hopper() {
 
 int main() {
   score_mod_on_hopper();
+  score_mod_with_softcap_by_head_dim();
   deterministic_on_hopper();
   what_is_wanted_is_launched();
   causal_grids_of_one_wave();

@@ -96,10 +96,9 @@ void on_hopper() {
   };
   CHECK(efficient([](Call* c) { c->bias = true; }));
   CHECK(efficient([](Call* c) { c->bias = c->dbias = true; }));
-  // By wmma: a wide bias without its gradient.
   CHECK(efficient([](Call* c) { c->bias = true, c->head_dim = 256; }));
-  CHECK(!efficient([](Call* c) { c->bias = c->dbias = true, c->head_dim = 256; }));
-  CHECK(!efficient([](Call* c) { c->bias = c->deterministic = true; }));
+  CHECK(efficient([](Call* c) { c->bias = c->dbias = true, c->head_dim = 256; }));
+  CHECK(efficient([](Call* c) { c->bias = c->deterministic = true; }));
   CHECK(!efficient([](Call* c) { c->dtype = DType::kFloat32; }));
 }
 

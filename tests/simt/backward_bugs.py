@@ -87,7 +87,7 @@ BACKWARD_BUGS = (
     _sm90(
         "no wait for K and V",
         CONSUMER,
-        "ptx::mbarrier_sleep(shared.keys_full, kScoreMod ? pass % 2 : 0);",
+        "ptx::mbarrier_sleep(shared.keys_full, kPasses ? pass % 2 : 0);",
         "",
     ),
     _sm90("the next tile's head", CONSUMER, "if (next <= m) end_head(head++);", ""),
@@ -102,10 +102,12 @@ BACKWARD_BUGS = (
     _sm90(
         "no wait for K and V in wide heads",
         WIDE_CONSUMER,
-        "ptx::mbarrier_sleep(shared.keys_full, 0);",
+        "ptx::mbarrier_sleep(shared.keys_full, kPasses ? pass % 2 : 0);",
         "",
     ),
-    _sm90("the next tile's head in wide heads", WIDE_CONSUMER, "if (next <= m) ++head;", ""),
+    _sm90(
+        "the next tile's head in wide heads", WIDE_CONSUMER, "if (next <= m) end_head(head++);", ""
+    ),
     _sm90(
         "stage released before dK is done",
         CONSUMER,
@@ -121,26 +123,29 @@ BACKWARD_BUGS = (
     _sm90(
         "no wait for the turn of a tile",
         TURNS,
-        "if (tile::contains(before, m)) ptx::wait_for_counter(counter, turn);",
+        "if (dlattn::contains(before, tile.m)) ptx::wait_for_counter(counter(tile), turn());",
         "",
     ),
-    _sm90("a turn not passed on", TURNS, "ptx::raise_counter(counter, turn + 1);", ""),
+    _sm90("a turn not passed on", TURNS, "ptx::raise_counter(own, turn() + 1);", ""),
     _sm90("a turn passed on too early", TURNS, "shared.wait_added(use);", ""),
     _sm90("the next turn before this one is over", TURNS, "shared.turns.wait_empty(use);", ""),
-    _sm90("turns of other tiles", TURNS, "step(use, counters + m, m)", "step(use, counters, m)"),
-    _sm90("turns of other heads", TURNS, "counters += static_cast", "counters += 0 * static_cast"),
+    _sm90("turns of other tiles", TURNS, "kBlockM + tile.m;", "kBlockM;"),
+    _sm90("turns of other heads", TURNS, "+ head * problem.padded_rows", "+ 0 * head"),
     _sm90("sums without a turn", CONSUMER, "shared.turns.wait_full(use - 1);", ""),
     _sm90("sums without a turn in wide heads", WIDE_CONSUMER, "shared.turns.wait_full(done);", ""),
     _sm90(
         "blocks by number instead of by ticket",
         SM90_KERNEL,
-        "kInTurns ? ptx::take_ticket(problem.tickets) : blockIdx.x",
+        "in_turns ? ptx::take_ticket(problem.tickets) : blockIdx.x",
         "blockIdx.x",
     ),
     # ALiBi, bias and mask.
     _sm90("bias over dS", SCORE_TILES, "shared.score_tiles.wait_empty(use);", ""),
     _sm90(
-        "the first head's bias for all", SCORE_TILES, "heads_per_kv_head + own", "heads_per_kv_head"
+        "the first head's bias for all",
+        SCORE_TILES,
+        "heads_per_kv_head + tile.head",
+        "heads_per_kv_head",
     ),
     _sm90("keys behind the last one", SCORE_TILES, "e < keys ? *rows", "true ? *rows"),
     _sm90("a mask's tile that is the bias's", SCORE_TILES, "copier.hide(use);", ""),
@@ -151,8 +156,21 @@ BACKWARD_BUGS = (
     _sm90(
         "a slope's sum that goes on with the next head",
         CONSUMER,
-        "(slope_sum); slope_sum = 0.0f;",
-        "(slope_sum);",
+        "work.batch + pass, head_of_q(head)); slope_sum = 0.0f;",
+        "work.batch + pass, head_of_q(head));",
+    ),
+    _sm90("softcap's slope forgotten beside a bias", SCORE_MOD, "fmaf(-t[0], t[0], 1.0f)", "1.0f"),
+    _sm90(
+        "bias over dS in wide heads",
+        WIDE_CONSUMER,
+        "shared.ds(use) + consumer * kRowBytes);",
+        "shared.p(use) + consumer * kRowBytes);",
+    ),
+    _sm90(
+        "turns not waited for beside a bias",
+        SCORE_TILES,
+        "turns.wait(use);",
+        "shared.turns.wait_empty(use), shared.turns.end_fill(use);",
     ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),

@@ -43,8 +43,10 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     return sm90::deterministic_kernel<T, kTile>(problem, maps);
   if (launch.variant == sm90::kDeterministicSoftcap)
     return sm90::deterministic_softcap_kernel<T, kTile>(problem, maps);
-  if constexpr (sm90::has_score_mod_kernel(kTile)) {
-    if (launch.variant == sm90::kScoreMod) return sm90::score_mod_kernel<T, kTile>(problem, maps);
+  if (launch.variant == sm90::kScoreMod) return sm90::score_mod_kernel<T, kTile>(problem, maps);
+  if constexpr (sm90::has_score_mod_softcap_kernel(kTile)) {
+    if (launch.variant == sm90::kScoreModSoftcap)
+      return sm90::score_mod_softcap_kernel<T, kTile>(problem, maps);
   }
   sm90::plain_kernel<T, kTile>(problem, maps);
 }
@@ -256,11 +258,20 @@ std::vector<Case> score_mod_cases(int head_dim) {
       c.extreme.emplace().where = where, c.extreme->bias = -3.4028235e38;
     });
   }
-  cases.push_back(simt::with(simt::varlen(base, {9, 70, 0, 133}, {133, 90, 20, 300}), [](Case& c) {
-    c.bias = simt::Bias::kOwnDType, c.mask = true, c.alibi = true, c.seqused_k = {129, 20, 20, 300};
-  }));
-  // As 64, but for the queries of a step.
-  if (head_dim == 128) return {cases[0], cases[3], cases[5], cases.back()};
+  const Case varlen =
+      simt::with(simt::varlen(base, {9, 70, 0, 133}, {133, 90, 20, 300}), [](Case& c) {
+        c.bias = simt::Bias::kOwnDType, c.mask = true, c.alibi = true;
+        c.seqused_k = {129, 20, 20, 300};
+      });
+  const auto capped = [](const Case& c) {
+    return simt::with(c, [](Case& with_cap) { with_cap.softcap = 2.0; });
+  };
+  for (const int like : {0, 2, 3, 4}) cases.push_back(capped(cases[like]));
+  cases.push_back(capped(varlen));
+  cases.push_back(varlen);
+  // As 64, but for the queries of a step. Wide heads have consumers of their own.
+  if (head_dim == 128) return {cases[0], cases[3], cases[5], varlen};
+  if (head_dim == 256) return {cases[0], cases[1], cases[3], cases[4], capped(cases[3]), varlen};
   return cases;
 }
 
@@ -271,6 +282,7 @@ std::vector<Case> dbias_cases(int head_dim) {
                                [](Case& c) { c.bias = simt::Bias::kOwnDType; });
   std::vector<Case> cases = {base};
   if (head_dim == 128) return cases;
+  cases.push_back(simt::with(base, [](Case& c) { c.softcap = 2.0; }));  // by another launch
   const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
   with([](Case& c) { c.mask = true, c.causal = kFull, c.num_heads = 2, c.seqlen_q = 30; });
   with([](Case& c) {
@@ -278,6 +290,19 @@ std::vector<Case> dbias_cases(int head_dim) {
     c.alibi = c.alibi_per_sequence = true;
   });
   with([](Case& c) { c.batch_size = 1, c.causal = kTopLeft, c.seqlen_k = 400, c.seqlen_q = 140; });
+  return cases;
+}
+
+// The same with bias, mask, ALiBi and softcap, whose kernels are asked.
+std::vector<Case> deterministic_score_mod_cases(int head_dim) {
+  const int keys = sm90::block_n(head_dim);
+  const Case base = {keys + 9, 3 * keys + 40, head_dim, kFull, 2, 1};
+  std::vector<Case> cases;
+  const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
+  with([](Case& c) { c.bias = simt::Bias::kOwnDType, c.mask = true, c.batch_size = 2; });
+  with([](Case& c) { c.causal = kCausal, c.alibi = true; });
+  if (head_dim == 128) return cases;
+  with([](Case& c) { c.causal = kCausal, c.alibi = c.mask = true, c.softcap = 2.0; });
   return cases;
 }
 
@@ -323,15 +348,18 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
   if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
     run_all<T, kTile>(arguments, "deterministic", deterministic_cases(kTile), Wanted(), true,
                       passed, failed);
-    if (!sm90::has_score_mod_kernel(kTile)) return;
     Wanted wanted;
     wanted.dbias = false;
     run_all<T, kTile>(arguments, "score_mod", score_mod_cases(kTile), wanted, false, passed,
                       failed);
+    run_all<T, kTile>(arguments, "deterministic score_mod", deterministic_score_mod_cases(kTile),
+                      wanted, true, passed, failed);
     wanted.dbias = true, wanted.dslopes = false;
     run_all<T, kTile>(arguments, "dbias", dbias_cases(kTile), wanted, false, passed, failed);
     wanted.per[0] = false, wanted.dslopes = true;
     run_all<T, kTile>(arguments, "shared dbias", dbias_cases(kTile), wanted, false, passed, failed);
+    run_all<T, kTile>(arguments, "deterministic shared dbias",
+                      {deterministic_score_mod_cases(kTile)[0]}, wanted, true, passed, failed);
     wanted.per[1] = false;
     run_all<T, kTile>(arguments, "summed dbias", {dbias_cases(kTile)[0]}, wanted, false, passed,
                       failed);

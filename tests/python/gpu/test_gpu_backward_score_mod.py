@@ -18,6 +18,7 @@ pytestmark = [
 ]
 NEEDS = ("dq", "dk", "dv")
 FEATURES = ("alibi", "bias", "mask", "sinks", "window", "scale", "causal", "dlse", "bhsd")
+SOFTCAP_DIMS = (64, 256, 40, 192)  # the others have no kernel with both
 ROWS = 1100  # several tiles of queries and of keys, the last ones with an edge
 
 
@@ -37,6 +38,27 @@ def test_random_problems(dtype: str, seed: int) -> None:
         seed, dtype, DEVICE, most=150, features=set(chosen), dims=(64, 128, 40, 96)
     )
     check(in_own_dtype(problem), needs=NEEDS, kernel="sm90")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("seed", range(16))
+def test_random_problems_with_more(dtype: str, seed: int) -> None:
+    """Wide heads, softcap, sums in turns and the gradient of slopes."""
+    draw = random.Random(seed)
+    chosen = {draw.choice(("alibi", "bias", "mask")), "softcap"}
+    chosen |= {x for x in FEATURES if draw.random() < 0.4}
+    if seed % 2:
+        chosen.remove("softcap")
+    problem = random_problem(
+        seed,
+        dtype,
+        DEVICE,
+        most=150,
+        features=chosen,
+        dims=(256, 160) if seed % 2 else SOFTCAP_DIMS,
+    )
+    needs = (*NEEDS, "dalibi_slopes") if "alibi" in chosen else NEEDS
+    check(in_own_dtype(problem), needs=needs, kernel="sm90", deterministic=seed % 4 > 1)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -194,11 +216,42 @@ def test_dbias(batch: int, shape: str, dtype: str, dim: int, causal: bool) -> No
         assert error <= 3.0 * theirs + 1e-3 * largest, (error, theirs)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("dim", "softcap"), [(64, 0.0), (128, 0.0), (256, 0.0), (64, 4.0), (256, 4.0)]
+)
+def test_deterministic(dim: int, softcap: float, causal: bool) -> None:
+    """The same bits at every call, near those of sums in any order; with dbias in two passes."""
+    rows = 1096
+    q, k, v = qkv("bfloat16", rows, rows, batch=2, heads=4, heads_kv=2, dim=dim)
+    dout = normal(*q.shape, dtype="bfloat16", seed=9)
+    given = {
+        "bias": normal(1, 4, rows, rows, dtype="bfloat16", seed=10),
+        "mask": torch.rand(2, 1, rows, rows, device=DEVICE) > 0.1,
+        "alibi_slopes": torch.rand(2, 4, device=DEVICE) / 8,
+        "softcap": softcap,
+        "causal": causal,
+    }
+    out, lse = dlattn.attention(q, k, v, return_lse=True, **given)
+
+    def run(**more: Any) -> Any:
+        return dlattn.attention_backward(dout, q, k, v, out, lse, **given, **more)[:5]
+
+    first = run(kernel="sm90", deterministic=True)
+    for _ in range(10):
+        again = run(kernel="sm90", deterministic=True)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    other = run(kernel="scalar")
+    for ours, theirs in zip(first, other, strict=True):
+        largest = theirs.abs().max()
+        assert largest > 0 and (ours - theirs).abs().max() <= 0.02 * largest
+
+
 def test_what_is_left_to_others() -> None:
-    q, k, v = qkv("bfloat16", 64, 64, batch=1, heads=2, heads_kv=2, dim=64)
+    q, k, v = qkv("bfloat16", 64, 64, batch=1, heads=2, heads_kv=2, dim=128)
     out, lse = dlattn.attention(q, k, v, return_lse=True)
     mask = torch.ones(64, 64, dtype=torch.bool, device=DEVICE)
-    for more in ({"softcap": 3.0}, {"deterministic": True}, {"bias": mask.float()}):
+    for more in ({"softcap": 3.0}, {"bias": mask.float()}):
         given = {"mask": mask, "needs": NEEDS, **more}
         assert dlattn.plan_backward(out, q, k, v, out, lse, **given).kernel != "sm90"
         with pytest.raises(dlattn.UnsupportedError, match="has no "):

@@ -7,6 +7,7 @@
 #include "cuda/backward/sm90/setup.cuh"
 #include "cuda/backward/sm90/store.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace dlattn::backward_sm90 {
@@ -19,6 +20,8 @@ template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod
 struct Consumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
   static constexpr int kDqNumbers = kBlockM * kHeadDim / (kNumConsumers * kWarpgroupThreads);
+  // Whether there may be several passes: not with softcap, as stores_dbias() says.
+  static constexpr bool kPasses = kScoreMod && !kSoftcap;
   // Whether dV's product starts before dS is known. It takes registers for P in both forms.
   static constexpr bool kEarlyValues = !kSoftcap && kBlockM <= 64;
 
@@ -27,13 +30,13 @@ struct Consumer {
       : problem(problem), shared(shared), work(shared.work()), consumer(consumer) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (kScoreMod) {
+    if constexpr (kPasses) {
 #pragma unroll 1
       for (pass = 0; pass < problem.passes; ++pass) walk();
     } else {
       walk();
     }
-    if constexpr (!kInTurns) dq_part().wait_until_sent();
+    if (!adds_in_turns()) dq_part().wait_until_sent();
   }
 
  private:
@@ -42,7 +45,7 @@ struct Consumer {
   const typename Shared<kHeadDim, kSoftcap>::BlockWork& work;
   const int consumer;
   unsigned use = 0;
-  int pass = 0;
+  int pass = 0;            // over the batch entries of the block
   float slope_sum = 0.0f;  // of a head's gradients of scores times distances
 
   float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];
@@ -50,13 +53,18 @@ struct Consumer {
   float acc_dq[kDqNumbers];
   std::uint32_t rP[kBlockM / 16][4], rDS[kBlockM / 16][4];
 
+  // Whether blocks add to dQ one after another. Kernels that modify scores are asked.
+  __device__ __forceinline__ bool adds_in_turns() const {
+    return kInTurns || (kScoreMod && problem.tickets);
+  }
+
   // All tiles of queries that see the keys, of all heads of a batch entry.
   __device__ __forceinline__ void walk() {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) acc_dk[i] = acc_dv[i] = 0.0f;
     const int tiles = work.tiles.end - work.tiles.begin;
     if (tiles > 0) {
-      ptx::mbarrier_sleep(shared.keys_full, kScoreMod ? pass % 2 : 0);
+      ptx::mbarrier_sleep(shared.keys_full, kPasses ? pass % 2 : 0);
       int head = 0, m = work.tiles.begin;  // of the heads of q that share the keys
       start_products();
       start_gradients();
@@ -71,7 +79,7 @@ struct Consumer {
       }
       step<false>(head, m, m);
       end_head(head);
-      if constexpr (kScoreMod) {
+      if constexpr (kPasses) {
         if (ThreadIndex().lane == 0) ptx::mbarrier_arrive(shared.keys_empty);
       }
     }
@@ -96,23 +104,20 @@ struct Consumer {
     start_scores<T, kHeadDim, kBlockM>(acc_dp, own_rows(shared.v()), shared.dout(use));
   }
 
-  __device__ __forceinline__ auto score_modifier(int head, int m) const {
-    return ScoreModifier<T, Shared<kHeadDim, kSoftcap>>{
-        problem,
-        shared,
-        use,
-        work.batch + pass,
-        work.head_kv * problem.heads_per_kv_head + head,
-        work.n0 + consumer * kWarpgroupRows,
-        m * kBlockM,
-        shared.ds(use) + consumer * kBlockM * kBlockRowBytes};
+  __device__ __forceinline__ int head_of_q(int head) const {
+    return work.head_kv * problem.heads_per_kv_head + head;
+  }
+  __device__ __forceinline__ auto score_modifier(int m) const {
+    return ScoreModifier<T, Shared<kHeadDim, kSoftcap>>(
+        problem, shared, work.n0 + consumer * kWarpgroupRows, m * kBlockM,
+        shared.ds(use) + consumer * kBlockM * kBlockRowBytes);
   }
 
   // After the last tile of a head.
   __device__ __forceinline__ void end_head(int head) {
     if constexpr (kScoreMod) {
       if (!problem.slope_parts) return;
-      score_modifier(head, 0).store_slope_part(slope_sum);
+      score_modifier(0).store_slope_part(slope_sum, work.batch + pass, head_of_q(head));
       slope_sum = 0.0f;
     }
   }
@@ -124,9 +129,10 @@ struct Consumer {
       to_tanh(acc_s, problem.scale_log2);
     } else {
       if constexpr (kScoreMod) {
-        const auto modifier = score_modifier(head, m);
-        modifier.wait_for_tile();
-        modifier.apply(acc_s, problem.scale_log2);
+        const auto modifier = score_modifier(m);
+        modifier.wait_for_tile(use);
+        modifier.apply(acc_s, problem.scale_log2,
+                       modifier.slope(work.batch + pass, head_of_q(head)), 0);
         to_probabilities_by_difference(acc_s, problem.score_mod.to_log2, stats());
       } else {
         to_probabilities(acc_s, problem.scale_log2, stats());
@@ -144,11 +150,19 @@ struct Consumer {
     if constexpr (kSoftcap) {
       VisibleQueries visible = {{~0u, ~0u}};
       if (work.is_edge(m)) visible = visible_queries_of(m);
-      pack_capped<T>(rP, rDS, acc_s, acc_dp, problem.softcap_log2, stats(), visible);
+      if constexpr (kScoreMod) {
+        const auto modifier = score_modifier(m);
+        modifier.wait_for_tile(use);
+        slope_sum += modifier.pack_capped(rP, rDS, acc_s, acc_dp,
+                                          modifier.slope(work.batch + pass, head_of_q(head)),
+                                          stats(), visible);
+      } else {
+        pack_capped<T>(rP, rDS, acc_s, acc_dp, problem.cap, stats(), visible);
+      }
     } else {
       to_score_gradients(acc_dp, acc_s, stats());
       if constexpr (kScoreMod) {
-        if (problem.slope_parts) slope_sum += score_modifier(head, m).slope_gradient(acc_dp);
+        if (problem.slope_parts) slope_sum += score_modifier(m).slope_gradient(acc_dp, 0);
       }
       if constexpr (!kEarlyValues) tile::wgmma::pack_probabilities<T>(rP, acc_s);
       tile::wgmma::pack_probabilities<T>(rDS, acc_dp);
@@ -167,7 +181,7 @@ struct Consumer {
         if (thread.lane == 0) shared.score_gradients.end_fill(use);
       }
     }
-    if constexpr (!kInTurns) dq_part().wait_until_sent();
+    if (!adds_in_turns()) dq_part().wait_until_sent();
     ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);
     start_dq<T, kHeadDim, kSoftcap>(acc_dq, shared.ds(use), shared.k(), consumer);
     ptx::wgmma_wait<1>();  // dK and dV
@@ -179,7 +193,7 @@ struct Consumer {
       if (thread.lane == 0 && problem.score_mod.has_tiles()) shared.score_tiles.release(use - 1);
     }
     if (problem.dq_sum) {
-      if constexpr (kInTurns) {
+      if (adds_in_turns()) {
         shared.turns.wait_full(use - 1);
         add_dq(head, m);
         shared.end_adding(use - 1);
@@ -188,9 +202,7 @@ struct Consumer {
       }
     }
     if constexpr (kHasNext) start_gradients();
-    if constexpr (!kInTurns) {
-      if (problem.dq_sum) dq_part().send(dq_sum(head, m));
-    }
+    if (problem.dq_sum && !adds_in_turns()) dq_part().send(dq_sum(head, m));
     if constexpr (kHasNext) finish_scores(next <= m ? head + 1 : head, next);
   }
 
@@ -206,7 +218,7 @@ struct Consumer {
 
   // The sum of tile m of a head. Computed anew rather than kept: registers are scarce.
   __device__ __forceinline__ float* dq_sum(int head, int m) const {
-    if constexpr (kScoreMod) head += pass * problem.heads_per_entry;
+    head += pass * problem.heads_per_entry;
     return problem.dq_sum + (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim;
   }
 
@@ -216,13 +228,13 @@ struct Consumer {
     float* const to = dq_sum(head, m) + (consumer * kDqNumbers * kWarpgroupThreads + thread * 4);
 #pragma unroll
     for (int i = 0; i < kDqNumbers; i += 4)
-      add<kInTurns>(to + i * kWarpgroupThreads,
-                    {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
+      ptx::reduce_add_alone(to + i * kWarpgroupThreads,
+                            ptx::Float4{acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
   }
 
   __device__ __forceinline__ void store_key_gradients() const {
     const tile::SequenceRows rows = {work.start_k, work.rows_k};
-    const int entry = problem.cu_seqlens_q ? 0 : work.batch + (kScoreMod ? pass : 0);
+    const int entry = problem.cu_seqlens_q ? 0 : work.batch + pass;
     const int first = work.n0 + consumer * kWarpgroupRows;
     store_rows<T, kHeadDim>(problem.dk, entry, work.head_kv, rows, first, problem.head_dim,
                             problem.softmax_scale, acc_dk);

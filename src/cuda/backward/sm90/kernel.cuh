@@ -9,10 +9,10 @@
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
 // in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh); convert.cuh
 // finishes it.
-// In deterministic kernels blocks add in turns (turns.cuh). With a bias or a mask the idle warps of
-// the producer's warpgroup bring their tiles (score_tiles.cuh).
-// Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
-// stage of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
+// In deterministic kernels, and in others on request, blocks add in turns (turns.cuh). With a bias
+// or a mask the idle warps of the producer's warpgroup bring their tiles (score_tiles.cuh). Shared
+// memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each stage
+// of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
@@ -29,26 +29,27 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
   constexpr Registers kRegisters = registers_of(kHeadDim, kScoreMod);
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
-    if (kInTurns) shared.init_turns();
+    if (kInTurns || kScoreMod) shared.init_turns();
     if (kScoreMod) shared.init_score_tiles(kNumCopiers);
     shared.init();
   }
+  const bool in_turns = kInTurns || (kScoreMod && problem.tickets);
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= problem.num_blocks) return;
   if (threadIdx.x == 0) {
-    const unsigned index = kInTurns ? ptx::take_ticket(problem.tickets) : blockIdx.x;
-    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, kInTurns);
+    const unsigned index = in_turns ? ptx::take_ticket(problem.tickets) : blockIdx.x;
+    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, in_turns);
   }
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kRegisters.producer>();
     if (threadIdx.x >= 32) {
-      if constexpr (kScoreMod) copy_score_tiles<T>(problem, shared);
-      if (!kInTurns || threadIdx.x % 32 != 0) return;
-      if (threadIdx.x == 32) wait_for_turns(problem, shared);
-      if (threadIdx.x == 64) pass_turns(problem, shared);
+      if constexpr (kScoreMod) {
+        if (problem.score_mod.has_tiles()) return copy_score_tiles<T>(problem, shared);
+      }
+      if (in_turns) walk_turns(problem, shared);
       return;
     }
     if (problem.cu_seqlens_q) {
@@ -61,7 +62,8 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    using Own = std::conditional_t<is_wide(kHeadDim), WideConsumer<T, kHeadDim, kSoftcap, kInTurns>,
+    using Own = std::conditional_t<is_wide(kHeadDim),
+                                   WideConsumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>,
                                    Consumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>>;
     Own(problem, shared, warpgroup - 1).run();
   }
@@ -99,6 +101,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     score_mod_kernel(const __grid_constant__ Problem problem,
                      const __grid_constant__ TensorMaps maps) {
   run_block<T, kHeadDim, false, false, true>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    score_mod_softcap_kernel(const __grid_constant__ Problem problem,
+                             const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, true, false, true>(problem, maps);
 }
 
 }  // namespace dlattn::backward_sm90

@@ -14,8 +14,9 @@ template <typename T, int kTile>
 constexpr auto kernel_of(int variant) {
   if (variant == kPlain) return plain_kernel<T, kTile>;
   if (variant == kSoftcap) return softcap_kernel<T, kTile>;
-  if constexpr (has_score_mod_kernel(kTile)) {
-    if (variant == kScoreMod) return score_mod_kernel<T, kTile>;
+  if (variant == kScoreMod) return score_mod_kernel<T, kTile>;
+  if constexpr (has_score_mod_softcap_kernel(kTile)) {
+    if (variant == kScoreModSoftcap) return score_mod_softcap_kernel<T, kTile>;
   }
   return variant == kDeterministic ? deterministic_kernel<T, kTile>
                                    : deterministic_softcap_kernel<T, kTile>;
@@ -40,7 +41,9 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
   const auto launch_as = [&](auto variant) {
     constexpr auto kKernel = kernel_of<T, kTile>(variant);
     // A mask takes memory of its own.
-    constexpr int kMaxSmem = variant == kScoreMod ? mask_offset(kTile) + mask_bytes(kTile) : 0;
+    constexpr int kMaxSmem = variant == kScoreMod || variant == kScoreModSoftcap
+                                 ? smem_with_mask(kTile, variant == kScoreModSoftcap)
+                                 : 0;
     cuda::launch_kernel<kKernel, kMaxSmem>(device, launch.grid, num_threads, launch.smem_bytes,
                                            stream, problem, maps);
   };
@@ -53,6 +56,8 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
       return launch_as(std::integral_constant<int, kDeterministic>());
     case kScoreMod:
       return launch_as(std::integral_constant<int, kScoreMod>());
+    case kScoreModSoftcap:
+      return launch_as(std::integral_constant<int, kScoreModSoftcap>());
     default:
       return launch_as(std::integral_constant<int, kDeterministicSoftcap>());
   }

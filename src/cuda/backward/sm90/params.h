@@ -42,13 +42,13 @@ struct Problem {
   int heads_per_entry;  // of the batch: heads of q
   Window<int> window;
   float softmax_scale;
-  float scale_log2;    // from q.k to scores in base 2, with softcap to tanh's argument
-  float softcap_log2;  // softcap times log2(e)
+  float scale_log2;  // from q.k to scores in base 2, with softcap to tanh's argument
+  float cap;         // softcap in the unit of lse: times log2(e), or not
   // Batch entries that a block walks, from its own on, with their own keys: more than one where
   // they share a bias whose gradient is wanted.
   int passes;
-  // For the kernel that has it. With a bias or slopes scores are natural (has_natural_lse()), and
-  // scale_log2 is softmax_scale.
+  // For the kernels that have it. With a bias or slopes scores are natural (has_natural_lse()),
+  // and scale_log2, without softcap, is softmax_scale.
   ScoreMod score_mod;
 
   // In the workspace, all of whose heads have padded_rows queries (cuda/plan/backward_workspace.h).
@@ -61,7 +61,7 @@ struct Problem {
   MutableTensorView dq, dk, dv;  // null: not wanted
 
   // For sums of dQ in a fixed order (turns.cuh), zero at first: a counter of thread blocks, and one
-  // for each tile of queries.
+  // for each tile of queries; null: in any order.
   unsigned *tickets, *turns;
 };
 

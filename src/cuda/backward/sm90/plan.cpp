@@ -17,12 +17,11 @@ using core::refuse;
 // Names what the family lacks of a problem; empty if there is nothing.
 std::string missing_feature(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  if (!has_score_mod(p)) return {};
   if (p.bias.data && p.bias.dtype == DType::kFloat32) return "bias of float32";
+  if (!has_score_mod(p) || p.softcap == 0.0 || has_score_mod_softcap_kernel(head_dim_tile))
+    return {};
   const char* const name = p.bias.data ? "bias" : p.mask.data ? "mask" : "alibi_slopes";
-  if (!has_score_mod_kernel(head_dim_tile)) return core::concat(name, " with a head_dim above 128");
-  if (p.softcap != 0.0) return core::concat(name, " with softcap");
-  return is_in_turns(b) ? core::concat(name, " in deterministic kernels") : std::string();
+  return core::concat(name, " with softcap and a head_dim of 65 to 128");
 }
 
 // Whether tensors lie as the kernels read and write them.
@@ -118,8 +117,13 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data && !b.dalibi_slopes.data)
     return refuse(why, "computes dq, dk, dv and dalibi_slopes, of which none is wanted");
   if (!accepts_tensors(b, tile, why)) return false;
-  plan->variant = softcap ? kSoftcap : has_score_mod(p) ? kScoreMod : kPlain;
-  if (is_in_turns(b)) plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
+  if (has_score_mod(p)) {
+    plan->variant = softcap ? kScoreModSoftcap : kScoreMod;
+  } else if (is_in_turns(b)) {
+    plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
+  } else {
+    plan->variant = softcap ? kSoftcap : kPlain;
+  }
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
   plan->block_n = block_n(tile);

@@ -69,7 +69,7 @@ __device__ __forceinline__ ptx::SmemAddress score_row(ptx::SmemAddress block, in
          (chunk ^ (lane % 8)) * 16;  // rows 8 apart are swizzled alike
 }
 
-// Stores a consumer's dS^T in rows of queries.
+// Stores a consumer's dS^T, or of wide heads P^T, in rows of queries.
 template <int kBlockM>
 __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kBlockM / 16][4],
                                          ptx::SmemAddress block, int warp, int lane) {
@@ -81,19 +81,18 @@ __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kBlockM / 16]
 
 // For the consumers that have half of the columns of all keys.
 
-// dV += P^T dO, or dK += dS^T Q, with both operands in shared memory: `scores` in rows of keys.
+// dV += P^T dO, or dK += dS^T Q, with both operands in shared memory, in rows of queries.
 template <typename T, int kColumns, int kBlockM>
 __device__ __forceinline__ void start_wide_key_sums(float (&acc)[kColumns / 2],
                                                     ptx::SmemAddress scores,
                                                     ptx::SmemAddress queries) {
-  static_assert(kBlockM == kBlockColumns, "a row of a key's scores is one of a block");
   const std::uint64_t a = ptx::wgmma_descriptor(scores, 0);
   const std::uint64_t b = ptx::wgmma_descriptor(queries, kBlockM * kBlockRowBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int m = 0; m < kBlockM; m += 16)
-    ptx::wgmma_ss<T, true>(acc, ptx::wgmma_advance(a, m * 2),
-                           ptx::wgmma_advance(b, m * kBlockRowBytes), true);
+    ptx::wgmma_ss<T, true, true>(acc, ptx::wgmma_advance(a, m * kBlockRowBytes),
+                                 ptx::wgmma_advance(b, m * kBlockRowBytes), true);
   ptx::wgmma_commit();
 }
 
@@ -101,28 +100,15 @@ __device__ __forceinline__ void start_wide_key_sums(float (&acc)[kColumns / 2],
 template <typename T, int kKeys>
 __device__ __forceinline__ void start_wide_dq(float (&acc)[kBlockColumns / 2],
                                               ptx::SmemAddress scores, ptx::SmemAddress keys) {
+  static_assert(kKeys == kBlockColumns, "a row of a query's scores is one of a block");
   const std::uint64_t a = ptx::wgmma_descriptor(scores, 0);
   const std::uint64_t b = ptx::wgmma_descriptor(keys, 0);
   ptx::wgmma_fence();
 #pragma unroll
   for (int n = 0; n < kKeys; n += 16)
-    ptx::wgmma_ss<T, true, true>(acc, ptx::wgmma_advance(a, n * kBlockRowBytes),
-                                 ptx::wgmma_advance(b, n * kBlockRowBytes), n > 0);
+    ptx::wgmma_ss<T, true>(acc, ptx::wgmma_advance(a, n * 2),
+                           ptx::wgmma_advance(b, n * kBlockRowBytes), n > 0);
   ptx::wgmma_commit();
-}
-
-// Stores a consumer's P^T or dS^T in rows of keys: it has kQueries of their 64 columns, from
-// `query` on.
-template <int kQueries>
-__device__ __forceinline__ void store_wide_scores(const std::uint32_t (&scores)[kQueries / 16][4],
-                                                  ptx::SmemAddress to, int query, int warp,
-                                                  int lane) {
-  const ptx::SmemAddress row = to + (warp * 16 + lane % 16) * kBlockRowBytes;
-#pragma unroll
-  for (int m = 0; m < kQueries; m += 16) {
-    const int chunk = (query + m) / 8 + lane / 16;
-    ptx::stmatrix_x4(row + (chunk ^ (lane % 8)) * 16, scores[m / 16]);
-  }
 }
 
 }  // namespace dlattn::backward_sm90

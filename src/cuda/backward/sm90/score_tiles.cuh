@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cuda/backward/sm90/setup.cuh"
+#include "cuda/backward/sm90/turns.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/permute.cuh"
 #include "cuda/ptx/reduce_vector.cuh"
@@ -22,8 +23,8 @@
 // walks them in passes: each thread adds to what it has stored itself.
 //
 // All copies are asynchronous where 8 keys are neighbours in memory, at a multiple of their bytes,
-// and exist; a mask's bytes wait behind the other shared memory for the bias that they change. A
-// thread changes what it has copied itself.
+// and exist; a mask's bytes wait behind the other shared memory for the bias that they change, with
+// wide heads where P will be. A thread changes what it has copied itself.
 namespace dlattn::backward_sm90 {
 
 constexpr int kNumCopiers = kWarpgroupThreads - 32;
@@ -50,11 +51,11 @@ struct ScoreRows {
   }
 };
 
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kSoftcap>
 struct ScoreTileCopier {
   using Bits = std::uint16_t;  // a bias is copied as it is
   using Words = tile::Vec<std::uint32_t, 4>;
-  static constexpr int kBlockM = block_m(kHeadDim, false), kBlockN = block_n(kHeadDim);
+  static constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kBlockN = block_n(kHeadDim);
   static constexpr int kChunkKeys = 8, kRowChunks = kBlockN / kChunkKeys;
   static constexpr int kRowsTogether = kNumCopiers / kRowChunks;
   static_assert(kNumCopiers % kRowChunks == 0, "a thread has the same keys of each row");
@@ -62,7 +63,7 @@ struct ScoreTileCopier {
       std::is_same_v<T, __nv_bfloat16> ? 0xff80ff80u : 0xfc00fc00u;
 
   const Problem& problem;
-  const Shared<kHeadDim, false>& shared;
+  const Shared<kHeadDim, kSoftcap>& shared;
   // The thread's chunks of a tile: those of rows row() and every kRowsTogether-th after it.
   // Unsigned, so that its shares are bits.
   __device__ __forceinline__ static unsigned thread() { return ptx::reread_thread_index() - 32; }
@@ -75,28 +76,21 @@ struct ScoreTileCopier {
     int query;        // the tile's first one
     int key;          // the thread's
   };
-  __device__ __forceinline__ unsigned tiles_per_head() const {
-    return static_cast<unsigned>(shared.work().tiles.end - shared.work().tiles.begin);
-  }
-  __device__ __forceinline__ unsigned num_tiles() const {
-    return tiles_per_head() * static_cast<unsigned>(problem.heads_per_kv_head * problem.passes);
-  }
   __device__ __forceinline__ Place place(unsigned use) const {
     const auto& work = shared.work();
-    const unsigned heads = use / tiles_per_head();
-    const unsigned pass = heads / static_cast<unsigned>(problem.heads_per_kv_head);
-    const int own = static_cast<int>(heads) - static_cast<int>(pass) * problem.heads_per_kv_head;
-    const int m = work.tiles.begin + static_cast<int>(use - heads * tiles_per_head());
-    return {work.batch + static_cast<int>(pass), work.head_kv * problem.heads_per_kv_head + own,
-            m * kBlockM, work.n0 + static_cast<int>(column()) * kChunkKeys};
+    const QueryTile tile = work.query_tile(problem, use);
+    return {work.batch + tile.pass, work.head_kv * problem.heads_per_kv_head + tile.head,
+            tile.m * kBlockM, work.n0 + static_cast<int>(column()) * kChunkKeys};
   }
   __device__ __forceinline__ int keys_from(int key) const {
     return min(shared.work().seqlen_k - key, kChunkKeys);
   }
 
   // Where the thread's chunk of row 0 of a tile is, and that of another row.
-  __device__ __forceinline__ unsigned char* mask_row() const {
-    return ptx::dynamic_smem() + mask_offset(kHeadDim) + column() * kChunkKeys;
+  __device__ __forceinline__ unsigned char* mask_row(unsigned use) const {
+    int offset = mask_offset(kHeadDim, kSoftcap);
+    if constexpr (is_wide(kHeadDim)) offset = static_cast<int>(shared.p(use) - shared.base);
+    return ptx::dynamic_smem() + offset + column() * kChunkKeys;
   }
   __device__ __forceinline__ static unsigned char* mask_chunk(unsigned char* mask, int row) {
     return mask + row * (kRowChunks * kChunkKeys);
@@ -150,7 +144,7 @@ struct ScoreTileCopier {
   __device__ __forceinline__ void copy_mask(unsigned use) const {
     const auto& mask = problem.score_mod.mask;
     if (!mask.data) return;
-    unsigned char* const bytes = mask_row();
+    unsigned char* const bytes = mask_row(use);
     copy<std::uint8_t>(mask, use, [=](int row) { return mask_chunk(bytes, row); });
   }
 
@@ -166,7 +160,7 @@ struct ScoreTileCopier {
 
   // Once a tile's mask is in: -inf over its bias, or over zeros.
   __device__ __forceinline__ void hide(unsigned use) const {
-    unsigned char *const scores = score_rows(use), *const mask = mask_row();
+    unsigned char *const scores = score_rows(use), *const mask = mask_row(use);
 #pragma unroll 1
     for (int i = row(); i < kBlockM; i += kRowsTogether) {
       const auto bytes = *reinterpret_cast<const tile::Vec<std::uint32_t, 2>*>(mask_chunk(mask, i));
@@ -234,28 +228,35 @@ struct ScoreTileCopier {
 };
 
 // By all lanes of the idle warps: brings the tiles that the block walks, in its order, and takes
-// dbias away.
-template <typename T, int kHeadDim>
+// dbias away. Where blocks add in turns, warp 1 waits for a tile's turn once the tile is in, and
+// warp 2 passes it on once the next tile is: consumers need that one behind their additions.
+template <typename T, int kHeadDim, bool kSoftcap>
 __device__ __forceinline__ void copy_score_tiles(const Problem& p,
-                                                 const Shared<kHeadDim, false>& shared) {
-  if (!p.score_mod.has_tiles()) return;
-  const ScoreTileCopier<T, kHeadDim> copier = {p, shared};
+                                                 const Shared<kHeadDim, kSoftcap>& shared) {
+  const ScoreTileCopier<T, kHeadDim, kSoftcap> copier = {p, shared};
+  const Turns<Shared<kHeadDim, kSoftcap>> turns = {p, shared};
   if (p.score_mod.dbias.data) copier.clear_dbias();
-  if (shared.work().tiles.begin >= shared.work().tiles.end) return;
+  if (shared.work().num_tiles(p) == 0) return;
 #pragma unroll 1
   for (unsigned use = 0;; ++use) {
-    const bool brings = use < copier.num_tiles();
-    if (brings) copier.copy_mask(use);
+    const bool brings = use < shared.work().num_tiles(p);
+    if (brings && !is_wide(kHeadDim)) copier.copy_mask(use);
     if (p.score_mod.dbias.data && use >= kNumStages) copier.store_dbias(use - kNumStages);
     if (brings) {
       shared.score_tiles.wait_empty(use);
+      if (is_wide(kHeadDim)) copier.copy_mask(use);
       copier.copy_bias(use);
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       if (p.score_mod.mask.data) copier.hide(use);
       shared.score_tiles.end_fill(use);
     }
-    if (use + 1 >= copier.num_tiles() + (p.score_mod.dbias.data ? kNumStages : 0)) return;
+    if (p.tickets) {
+      if (threadIdx.x == 32 && brings) turns.wait(use);
+      if (threadIdx.x == 64 && use > 0 && use <= shared.work().num_tiles(p)) turns.pass(use - 1);
+    }
+    const unsigned behind = p.score_mod.dbias.data ? kNumStages : p.tickets ? 1 : 0;
+    if (use + 1 >= shared.work().num_tiles(p) + behind) return;
   }
 }
 

@@ -69,11 +69,10 @@ __device__ __forceinline__ float distance_sum(const float (&ds)[kScores], float 
   return sum;
 }
 
-// acc_s = acc_s * scale + a tile of numbers of T, in a consumer's block as dS^T is.
+// acc_s = acc_s * scale + a tile of numbers of T, which lies as dS^T does; `row`: score_row().
 template <typename T, int kScores>
 __device__ __forceinline__ void add_score_tile(float (&acc_s)[kScores], float scale,
-                                               ptx::SmemAddress block, int warp, int lane) {
-  const ptx::SmemAddress row = score_row(block, warp, lane);
+                                               ptx::SmemAddress row) {
 #pragma unroll
   for (int m = 0; m < 2 * kScores; m += 16) {
     std::uint32_t pairs[4];

@@ -54,6 +54,13 @@ __device__ __forceinline__ tile::WorkTile work_place(const Problem& p, unsigned 
           static_cast<int>(batch)};
 }
 
+// A tile of queries of a block's walk.
+struct QueryTile {
+  int pass;  // over the batch entries of the block
+  int head;  // of those that share the keys
+  int m;
+};
+
 // The keys of a thread block, and the tiles of queries that see one of them.
 template <int kBlockM, int kBlockN>
 struct Work {
@@ -109,6 +116,19 @@ struct Work {
     return tiles_of(seen, kBlockM);
   }
 
+  // The tiles that the block walks, of all heads and passes, and the one of a number.
+  __device__ __forceinline__ unsigned num_tiles(const Problem& p) const {
+    if (tiles.begin >= tiles.end) return 0;
+    return static_cast<unsigned>((tiles.end - tiles.begin) * p.heads_per_kv_head * p.passes);
+  }
+  __device__ __forceinline__ QueryTile query_tile(const Problem& p, unsigned use) const {
+    const auto count = static_cast<unsigned>(tiles.end - tiles.begin);
+    const auto group = static_cast<unsigned>(p.heads_per_kv_head);
+    const unsigned head = use / count, pass = head / group;
+    return {static_cast<int>(pass), static_cast<int>(head - pass * group),
+            tiles.begin + static_cast<int>(use - head * count)};
+  }
+
   __device__ __forceinline__ bool has_rows() const { return n0 < rows_k; }
   __device__ __forceinline__ bool is_edge(int m) const { return m < whole.begin || m >= whole.end; }
 };
@@ -152,8 +172,12 @@ struct Shared {
   __device__ __forceinline__ ptx::SmemAddress dout(unsigned use) const {
     return base + kMap.dout + queries.stage(use) * kQueryBytes;
   }
-  __device__ __forceinline__ ptx::SmemAddress ds(unsigned use) const {
+  // Wide heads have P there, before dS.
+  __device__ __forceinline__ ptx::SmemAddress p(unsigned use) const {
     return base + kMap.ds + queries.stage(use) * kScoreBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress ds(unsigned use) const {
+    return p(use) + (kScoreBytes - tile_bytes(kBlockM, kBlockN));
   }
   __device__ __forceinline__ RowStatsPair* row_stats(unsigned use) const {
     return reinterpret_cast<RowStatsPair*>(ptx::dynamic_smem() + kMap.row_stats) +

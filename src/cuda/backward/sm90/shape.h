@@ -41,18 +41,18 @@ inline bool has_score_mod(const AttentionParams& p) {
   return p.bias.data || p.mask.data || p.alibi_slopes.data;
 }
 inline int smem_bytes(const AttentionParams& p, int head_dim_tile) {
-  if (p.mask.data) return mask_offset(head_dim_tile) + mask_bytes(head_dim_tile);
+  if (p.mask.data) return smem_with_mask(head_dim_tile, p.softcap != 0.0);
   return smem_map(head_dim_tile, p.softcap != 0.0).total;
 }
 
-// Whether dbias is dS as the kernel has it in shared memory, rounded: of all queries, keys and
-// heads, and of each entry of the batch or a sum over a pair of them. The launch of
-// cuda/plan/dbias_launch.h computes others.
+// Whether dbias is dS as the kernel has it in shared memory, rounded and before softcap: of all
+// queries, keys and heads, and of each entry of the batch or a sum over a pair of them. The launch
+// of cuda/plan/dbias_launch.h computes others.
 inline bool stores_dbias(const BackwardParams& b) {
   constexpr std::int64_t kMostEntries = 2;  // each rounds once
   const AttentionParams& p = b.forward;
   const MutableTensorView& x = b.dbias;
-  if (!x.data || p.cu_seqlens_q) return false;
+  if (!x.data || p.cu_seqlens_q || p.softcap != 0.0) return false;
   const auto is_summed = [](std::int64_t stride, std::int64_t size) {
     return stride == 0 && size > 1;
   };
@@ -132,11 +132,11 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
   problem.heads_per_entry = static_cast<int>(p.num_heads);
   problem.window = window_of<int>(p);
   problem.softmax_scale = static_cast<float>(p.softmax_scale);
+  const double unit = has_natural_lse(p) ? 1.0 : kLog2e;  // of lse
   const bool capped = p.softcap != 0.0;
   problem.scale_log2 =
-      static_cast<float>(capped ? p.softmax_scale / p.softcap : p.softmax_scale * kLog2e);
-  problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
-  if (has_natural_lse(p)) problem.scale_log2 = problem.softmax_scale;
+      static_cast<float>(capped ? p.softmax_scale / p.softcap : p.softmax_scale * unit);
+  problem.cap = static_cast<float>(p.softcap * unit);
   problem.passes = 1;
   problem.score_mod = {p.alibi_slopes, p.bias, p.mask,
                        stores_dbias(b) ? b.dbias : MutableTensorView(),

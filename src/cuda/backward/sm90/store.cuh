@@ -1,20 +1,9 @@
 #pragma once
 
 #include "cuda/backward/sm90/setup.cuh"
-#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/tile/quad_rows.cuh"
 
 namespace dlattn::backward_sm90 {
-
-// Adds four numbers of a step's dQ to its sum. `alone`: no other block adds to them now.
-template <bool kAlone>
-__device__ __forceinline__ void add(float* to, const ptx::Float4& numbers) {
-  if constexpr (kAlone) {
-    ptx::reduce_add_alone(to, numbers);
-  } else {
-    ptx::reduce_add(to, numbers);
-  }
-}
 
 // Stores a warpgroup's 64 rows of a gradient from accumulators, 16 bytes a lane. `rows`: those of
 // the sequence; `first`: of the accumulators' first one in it. Nothing if the gradient is not

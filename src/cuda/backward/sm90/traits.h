@@ -16,11 +16,13 @@ enum Kernel {
   kSoftcap,
   kDeterministic,
   kDeterministicSoftcap,
-  kScoreMod,  // ALiBi, bias and mask
+  kScoreMod,  // ALiBi, bias and mask, in turns or not
+  kScoreModSoftcap,
   kConvert
 };
 constexpr const char* kKernelNames[] = {
-    "plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "convert"};
+    "plain",     "softcap",           "deterministic", "deterministic_softcap",
+    "score_mod", "score_mod_softcap", "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
@@ -37,9 +39,10 @@ constexpr Registers registers_of(int head_dim_tile, bool score_mod) {
   return score_mod && head_dim_tile <= 64 ? Registers{40, 232} : Registers{24, 240};
 }
 
-// Whether there is a kernel with ALiBi, bias and mask.
-constexpr bool has_score_mod_kernel(int head_dim_tile) {
-  return head_dim_tile <= 128;
+// Whether softcap goes with ALiBi, bias and mask. With 128 columns modified scores, beside tanh and
+// dK and dV of all of them, have some 20 registers too few.
+constexpr bool has_score_mod_softcap_kernel(int head_dim_tile) {
+  return head_dim_tile != 128;
 }
 
 // Keys per thread block. Consumers have 64 each, or all of them and half of the columns of their
@@ -120,19 +123,22 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   return map;
 }
 
-// Behind it the kernel with a mask has the next tile's bytes of it, as they are in memory.
-constexpr int mask_bytes(int head_dim_tile) {
-  return block_m(head_dim_tile, false) * block_n(head_dim_tile);
+// Behind it kernels with a mask have the next tile's bytes of it, as they are in memory. Those of
+// wide heads have no room left: there they lie where P of the same tile will.
+constexpr int mask_offset(int head_dim_tile, bool softcap) {
+  return (smem_map(head_dim_tile, softcap).total + 127) / 128 * 128;
 }
-constexpr int mask_offset(int head_dim_tile) {
-  return (smem_map(head_dim_tile, false).total + 127) / 128 * 128;
+constexpr int smem_with_mask(int head_dim_tile, bool softcap) {
+  if (is_wide(head_dim_tile)) return smem_map(head_dim_tile, softcap).total;
+  return mask_offset(head_dim_tile, softcap) +
+         block_m(head_dim_tile, softcap) * block_n(head_dim_tile);
 }
 
 // The most that a kernel of the family takes.
 constexpr int kSmemBytes = smem_map(256, false).total;
 constexpr int kMostSmem = 227 * 1024;
-static_assert(kSmemBytes <= kMostSmem && mask_offset(64) + mask_bytes(64) <= kMostSmem &&
-                  mask_offset(128) + mask_bytes(128) <= kMostSmem,
+static_assert(kSmemBytes <= kMostSmem && smem_with_mask(64, false) <= kMostSmem &&
+                  smem_with_mask(128, false) <= kMostSmem,
               "");
 
 }  // namespace dlattn::backward_sm90

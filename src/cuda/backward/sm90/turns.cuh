@@ -18,59 +18,60 @@
 //   warp 2                                           |added(i)  raise the counter of i |passed
 //
 // The barriers "turn" and "passed" are those of Shared::turns, a stage of which is full while the
-// block has its turn.
+// block has its turn. Where these warps bring bias and mask too, they do this between tiles
+// (score_tiles.cuh).
 namespace dlattn::backward_sm90 {
 
-// Calls step(use, counter, m) for each tile of queries that the block walks, with the tile's
-// counter.
-template <int kHeadDim, bool kSoftcap, typename Step>
-__device__ __forceinline__ void walk_turns(const Problem& p,
-                                           const Shared<kHeadDim, kSoftcap>& shared, Step step) {
-  const auto& work = shared.work();
-  const int begin = work.tiles.begin, end = work.tiles.end;
-  unsigned* counters = p.turns + static_cast<std::uint64_t>(work.first_row) / shared.kBlockM;
-  unsigned use = 0;
-#pragma unroll 1
-  for (int h = 0; h < p.heads_per_kv_head; ++h) {
-#pragma unroll 1
-    for (int m = begin; m < end; ++m, ++use) step(use, counters + m, m);
-    counters += static_cast<std::uint64_t>(p.padded_rows) / shared.kBlockM;
+// By one lane of warp 1 and one of warp 2. The tile of a use is computed anew from its number:
+// these warps have few registers.
+template <typename SharedMemory>
+struct Turns {
+  const Problem& problem;
+  const SharedMemory& shared;
+
+  __device__ __forceinline__ unsigned* counter(const QueryTile& tile) const {
+    const std::int64_t head = tile.head + tile.pass * problem.heads_per_entry;
+    const std::int64_t row = shared.work().first_row + head * problem.padded_rows;
+    return problem.turns + static_cast<std::uint64_t>(row) / SharedMemory::kBlockM + tile.m;
   }
-}
+  // Where the block stands among those of a head, the last keys first.
+  __device__ __forceinline__ unsigned turn() const {
+    const auto block = static_cast<unsigned>(shared.work().n0) / SharedMemory::kBlockN;
+    return problem.num_m_blocks.divisor() - 1 - block;
+  }
 
-// Where the block stands among those of a head, the last keys first.
-template <int kHeadDim, bool kSoftcap>
-__device__ __forceinline__ unsigned turn_of(const Problem& p,
-                                            const Shared<kHeadDim, kSoftcap>& shared) {
-  const auto block = static_cast<unsigned>(shared.work().n0) / shared.kBlockN;
-  return p.num_m_blocks.divisor() - 1 - block;
-}
-
-// Warp 1, one lane of it: lets consumers add when the block of the keys behind has done so.
-template <int kHeadDim, bool kSoftcap>
-__device__ __forceinline__ void wait_for_turns(const Problem& p,
-                                               const Shared<kHeadDim, kSoftcap>& shared) {
-  const auto& work = shared.work();
-  const int first = work.n0 + shared.kBlockN;
-  const tile::Range before = work.tiles_of_keys(first, work.last_key(first));
-  const unsigned turn = turn_of(p, shared);
-  walk_turns(p, shared, [&](unsigned use, const unsigned* counter, int m) {
+  // Lets consumers add when the block of the keys behind has done so.
+  __device__ __forceinline__ void wait(unsigned use) const {
+    const auto& work = shared.work();
+    const QueryTile tile = work.query_tile(problem, use);
+    const int first = work.n0 + SharedMemory::kBlockN;
+    const Range<int> before = work.tiles_of_keys(first, work.last_key(first));
     shared.turns.wait_empty(use);
-    if (tile::contains(before, m)) ptx::wait_for_counter(counter, turn);
+    if (dlattn::contains(before, tile.m)) ptx::wait_for_counter(counter(tile), turn());
     shared.turns.end_fill(use);
-  });
-}
-
-// Warp 2, one lane of it: lets the next block add.
-template <int kHeadDim, bool kSoftcap>
-__device__ __forceinline__ void pass_turns(const Problem& p,
-                                           const Shared<kHeadDim, kSoftcap>& shared) {
-  const unsigned turn = turn_of(p, shared);
-  walk_turns(p, shared, [&](unsigned use, unsigned* counter, int) {
+  }
+  // Lets the next block add.
+  __device__ __forceinline__ void pass(unsigned use) const {
+    unsigned* const own = counter(shared.work().query_tile(problem, use));
     shared.wait_added(use);
-    ptx::raise_counter(counter, turn + 1);
+    ptx::raise_counter(own, turn() + 1);
     shared.turns.release(use);
-  });
+  }
+};
+
+// By all lanes of the idle warps, where they have nothing else to do.
+template <typename SharedMemory>
+__device__ __forceinline__ void walk_turns(const Problem& p, const SharedMemory& shared) {
+  const Turns<SharedMemory> turns = {p, shared};
+  const unsigned tiles = shared.work().num_tiles(p);
+  if (threadIdx.x == 32) {
+#pragma unroll 1
+    for (unsigned use = 0; use < tiles; ++use) turns.wait(use);
+  }
+  if (threadIdx.x == 64) {
+#pragma unroll 1
+    for (unsigned use = 0; use < tiles; ++use) turns.pass(use);
+  }
 }
 
 }  // namespace dlattn::backward_sm90
