@@ -447,7 +447,7 @@ void wide_heads() {
   CHECK_THROWS(dlattn::plan(p, h200, force("decode")), UnsupportedError,
                "no kernel can run this: decode: head_dim of v is 520; accepted: up to 512");
   // Elsewhere than in caches nobody has timed it: others go before.
-  CHECK(dlattn::plan(problem(1, 1, 8192, 512), h200).kernel == "wmma_halves");
+  CHECK(dlattn::plan(problem(1, 1, 8192, 512), h200).kernel != "decode");
   CHECK(dlattn::plan(problem(1, 1, 8192, 512), h200, force("decode")).kernel == "decode");
 }
 

@@ -100,8 +100,7 @@ void times() {
   CHECK(ns(causal) < ns(p));
   CHECK(ns(longer) > 8.0 * ns(p));
   CHECK(ns(p) < ns(p, "wmma_halves"));
-  // Until a GPU has timed it, `auto` leaves its problems to others.
-  CHECK(dlattn::plan(p, h200).kernel == "wmma_halves");
+  CHECK(dlattn::plan(p, h200).kernel == "sm90_wide");
 }
 
 }  // namespace

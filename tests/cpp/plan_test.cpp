@@ -273,8 +273,10 @@ void large_heads() {
     for (const DType dtype : kHalves) {
       for (const int head_dim : {257, 320, 512}) {
         AttentionParams p = problem(dtype, head_dim);
-        const Plan plain = dlattn::plan(p, device);
-        CHECK(plain.kernel == "wmma_halves");
+        // By wgmma where that is, in multiples of 8.
+        const bool is_wide = device.compute_major == 9 && head_dim % 8 == 0;
+        CHECK(dlattn::plan(p, device).kernel == (is_wide ? "sm90_wide" : "wmma_halves"));
+        const Plan plain = dlattn::plan(p, device, force("wmma_halves"));
         CHECK_EQ(plain.head_dim_tile, 512);
         CHECK_EQ(plain.grid, 2048 / plain.block_m * 8 * 2);
         CHECK_EQ(plain.num_warps, 8);
@@ -293,7 +295,8 @@ void large_heads() {
     for (const bool of_v : {false, true}) {
       AttentionParams p = problem(DType::kFloat16, 320);
       (of_v ? p.head_dim : p.head_dim_v) = 64;
-      CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+      CHECK(dlattn::plan(p, device).kernel ==
+            (device.compute_major == 9 ? "sm90_wide" : "wmma_halves"));
     }
     // Rows of many keys leave pairs of columns in out.
     AttentionParams p = problem(DType::kFloat16, 512);
@@ -306,7 +309,7 @@ void large_heads() {
         "no kernel can run this: wmma_halves: seqlen_k is 1048576; accepted where pairs of "
         "out's columns are not aligned to 4 bytes: up to 131072");
     p.seqlen_k = 131072;
-    CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+    CHECK(dlattn::plan(p, device).kernel == "wmma_halves");  // by pairs of columns of out
     AttentionParams cached = problem(DType::kFloat16, 512);
     cached.seqused_k = list;
     CHECK_THROWS(dlattn::plan(cached, device, force("wmma_halves")), UnsupportedError,

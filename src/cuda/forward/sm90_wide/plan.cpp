@@ -15,12 +15,9 @@ namespace {
 
 using core::refuse;
 
-// Not measured: a cluster beside its keys, the same of each further one, and a key of all its rows
-// (DESIGN.md, "Roofline").
-constexpr double kFirst = 12000.0, kNext = 4000.0, kPerKey = 37.0;
-
-// Whether `auto` may take it: once a GPU has timed it.
-constexpr bool kAutoTakesIt = false;
+// A cluster beside its keys, the same of each further one, and a key of all its rows, on an H200
+// (research/steps/h200-large-heads.json).
+constexpr double kFirst = 12000.0, kNext = 9000.0, kPerKey = 30.0;
 
 bool accepts(const AttentionParams& p, std::string* why) {
   if (std::max(p.head_dim, p.head_dim_v) <= kMostOfSm90) {
@@ -54,7 +51,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
                   Plan* plan, std::string* why) {
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  if (!kAutoTakesIt && options.kernel == core::kAuto) return refuse(why, "is taken by name alone");
   // Packed sequences and other strides would get other bits.
   if (options.batch_invariant && options.kernel == core::kAuto)
     return refuse(why, "does not run with batch_invariant unless it is named");
