@@ -5,8 +5,8 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/key_parts/parts.cuh"
 #include "cuda/tile/quad_rows.cuh"
-#include "cuda/tile/wgmma/accumulators.cuh"
 #include "cuda/tile/wgmma/mask.cuh"
+#include "cuda/tile/wgmma/slack_softmax.cuh"
 #include "cuda/tile/wgmma/thread_index.cuh"
 
 namespace dlattn::sm90_latent {
@@ -46,8 +46,6 @@ struct Consumer {
   }
 
  private:
-  static constexpr float kSlack = 8.0f;
-
   // Both consumers together: the row block's rows of Q to shared memory. Rows and columns that
   // there are not are zeros.
   __device__ __forceinline__ void load_queries(const Segment& segment, const KeyMask& mask,
@@ -109,16 +107,17 @@ struct Consumer {
     ptx::barrier_sync(kReadyBarrier + owner, kConsumers * kWarpgroupThreads);
     const float maxima[2] = {Shared::row_max(owner)[row_of_block(0)],
                              Shared::row_max(owner)[row_of_block(1)]};
-    raise(maxima);
+    tile::wgmma::raise(softmax, maxima, scale(), acc_o);
     start_other_values<T>(acc_o, shared, consumer);
   }
 
   // P of an own tile, from its scores, and O += P V, which begins before the other consumer gets P:
   // then its product does not have to share the tensor cores.
   __device__ __forceinline__ void finish_own() {
-    const float maxima[2] = {raised_max(0), raised_max(1)};
-    raise(maxima);
-    make_probabilities(maxima);
+    const float maxima[2] = {tile::wgmma::raised_max(acc_s, softmax[0], 0, scale()),
+                             tile::wgmma::raised_max(acc_s, softmax[1], 1, scale())};
+    tile::wgmma::raise(softmax, maxima, scale(), acc_o);
+    tile::wgmma::make_probabilities(acc_s, maxima, scale());
     tile::wgmma::pack_probabilities<T>(rP, acc_s);
     start_own_values<T>(acc_o, rP, shared, consumer);
     // All four warps have their scores, whose product has read the rest block.
@@ -132,57 +131,9 @@ struct Consumer {
     ptx::fence_proxy_async();
     ptx::barrier_arrive(kReadyBarrier + consumer, kConsumers * kWarpgroupThreads);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) softmax[h].row_sum += sum_of_row(h);
+    for (int h = 0; h < 2; ++h) softmax[h].row_sum += tile::wgmma::sum_of_row(acc_s, h);
     ptx::wgmma_wait<0>();
     release(consumer);
-  }
-
-  // The max of row h that the tile's scores exceed by at most 2^kSlack: beyond that it is raised to
-  // theirs, so that out is seldom scaled. All lanes call it.
-  __device__ __forceinline__ float raised_max(int h) const {
-    float tile_max = -INFINITY;
-#pragma unroll
-    for (int j = 0; j < kBlockN / 8; ++j)
-      tile_max = fmaxf(tile_max, fmaxf(acc_s[4 * j + 2 * h], acc_s[4 * j + 2 * h + 1]));
-    tile_max = tile::reduce_max<4>(tile_max);
-    const float old = softmax[h].row_max;
-    return (tile_max - old) * scale() > kSlack ? tile_max : old;
-  }
-
-  // Turns scores into probabilities relative to these row maxima, by one FFMA each where their
-  // rounding does not matter (tile/DESIGN.md).
-  __device__ __forceinline__ void make_probabilities(const float (&maxima)[2]) {
-    const float bases[2] = {maxima[0] == -INFINITY ? 0.0f : maxima[0],
-                            maxima[1] == -INFINITY ? 0.0f : maxima[1]};
-    const float negs[2] = {-bases[0] * scale(), -bases[1] * scale()};
-    if (fmaxf(fabsf(negs[0]), fabsf(negs[1])) < tile::kMostScaled) {
-#pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i)
-        acc_s[i] = ptx::exp2(fmaf(acc_s[i], scale(), negs[i / 2 % 2]));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i)
-        acc_s[i] = ptx::exp2((acc_s[i] - bases[i / 2 % 2]) * scale());
-    }
-  }
-
-  __device__ __forceinline__ float sum_of_row(int h) const {
-    float sums[2] = {};
-#pragma unroll
-    for (int j = 0; j < kBlockN / 8; ++j) {
-      sums[0] += acc_s[4 * j + 2 * h];
-      sums[1] += acc_s[4 * j + 2 * h + 1];
-    }
-    return sums[0] + sums[1];
-  }
-
-  // Raises row maxima, and scales what the rows have accumulated, if any of the warp's has changed.
-  __device__ __forceinline__ void raise(const float (&maxima)[2]) {
-    const bool rises = maxima[0] != softmax[0].row_max || maxima[1] != softmax[1].row_max;
-    if (!__any_sync(tile::kFullMask, rises)) return;
-    const float factors[2] = {softmax[0].raise_max(maxima[0], scale()),
-                              softmax[1].raise_max(maxima[1], scale())};
-    tile::wgmma::rescale(acc_o, factors);
   }
 
   __device__ __forceinline__ void release(int owner) const {

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "cuda/forward/sm90_wide/products.cuh"
-#include "cuda/forward/sm90_wide/softmax.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/quad_rows.cuh"
+#include "cuda/tile/wgmma/slack_softmax.cuh"
 #include "cuda/tile/wgmma/thread_index.cuh"
 
 namespace dlattn::sm90_wide {
@@ -130,7 +130,7 @@ struct Consumer {
     ptx::barrier_sync(kReadyBarrier + owner, kConsumers * kWarpgroupThreads);
     const float maxima[2] = {Shared::row_max(owner)[row_of_block(0)],
                              Shared::row_max(owner)[row_of_block(1)]};
-    raise(softmax, maxima, scale(), acc_o);
+    tile::wgmma::raise(softmax, maxima, scale(), acc_o);
 #pragma unroll
     for (unsigned step = 0; step < kSteps; ++step) {
       stream.wait_full(values + step);
@@ -144,14 +144,14 @@ struct Consumer {
   __device__ __forceinline__ void finish_own(int i, unsigned other_values, unsigned own_values) {
     const int n = walk.all.end - 1 - i;
     if (walk.is_edge(n)) tile::wgmma::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
-    const float maxima[2] = {raised_max(acc_s, softmax[0], 0, scale()),
-                             raised_max(acc_s, softmax[1], 1, scale())};
-    make_probabilities(acc_s, maxima, scale());
-    const float sums[2] = {sum_of_row(acc_s, 0), sum_of_row(acc_s, 1)};
+    const float maxima[2] = {tile::wgmma::raised_max(acc_s, softmax[0], 0, scale()),
+                             tile::wgmma::raised_max(acc_s, softmax[1], 1, scale())};
+    tile::wgmma::make_probabilities(acc_s, maxima, scale());
+    const float sums[2] = {tile::wgmma::sum_of_row(acc_s, 0), tile::wgmma::sum_of_row(acc_s, 1)};
     tile::wgmma::pack_probabilities<T>(rP, acc_s);
     ptx::wgmma_wait<0>();
     if (i > begin) release<kSteps>(other_values);
-    raise(softmax, maxima, scale(), acc_o);
+    tile::wgmma::raise(softmax, maxima, scale(), acc_o);
 #pragma unroll
     for (int h = 0; h < 2; ++h) softmax[h].row_sum += sums[h];
 #pragma unroll
