@@ -15,15 +15,21 @@ constexpr void add_all(Signature* made, const char* type,
   for (const char* name : names) made->add(type, name);
 }
 
-constexpr Signature flash_backward_signature() {
+// `packed`: that of sequences packed one after the other.
+constexpr Signature flash_backward_signature(bool packed) {
   Signature made;
   add_all(&made, "Tensor",
           {"grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k"});
   add_all(&made, "int", {"max_q", "max_k"});
   add_all(&made, "float", {"dropout_p"});
   add_all(&made, "bool", {"is_causal"});
-  add_all(&made, "Tensor", {"philox_seed", "philox_offset"});
+  if (packed) {
+    add_all(&made, "Tensor", {"rng_state", "unused"});
+  } else {
+    add_all(&made, "Tensor", {"philox_seed", "philox_offset"});
+  }
   add_all(&made, "Optional[float]", {"scale"});
+  if (packed) add_all(&made, "Optional[int]", {"window_size_left", "window_size_right"});
   return made;
 }
 
@@ -51,22 +57,8 @@ constexpr Signature cudnn_backward_signature() {
   return made;
 }
 
-// That of sequences packed one after the other.
-constexpr Signature packed_flash_backward_signature() {
-  Signature made;
-  add_all(&made, "Tensor",
-          {"grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k"});
-  add_all(&made, "int", {"max_q", "max_k"});
-  add_all(&made, "float", {"dropout_p"});
-  add_all(&made, "bool", {"is_causal"});
-  add_all(&made, "Tensor", {"rng_state", "unused"});
-  add_all(&made, "Optional[float]", {"scale"});
-  add_all(&made, "Optional[int]", {"window_size_left", "window_size_right"});
-  return made;
-}
-
-constexpr SdpaOperator kFlashBackward(flash_backward_signature());
-constexpr SdpaOperator kPackedFlashBackward(packed_flash_backward_signature());
+constexpr SdpaOperator kFlashBackward(flash_backward_signature(false));
+constexpr SdpaOperator kPackedFlashBackward(flash_backward_signature(true));
 constexpr SdpaOperator kEfficientBackward(efficient_backward_signature());
 constexpr SdpaOperator kCudnnBackward(cudnn_backward_signature());
 
