@@ -30,7 +30,7 @@ def test_over_gpus(tmp_path: Path) -> None:
     command = [sys.executable, ring_gpus.__file__, str(tmp_path), str(n)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    subjects = 2 * len(ring_gpus.SUBJECTS) + len(ring_gpus.SAME_BITS) + 1
+    subjects = 2 * len(ring_gpus.SUBJECTS) + len(ring_gpus.SAME_BITS) + 2
     for rank in range(n):
         found = json.loads((tmp_path / f"results{rank}.json").read_text())
         assert len(found) == subjects and not any(found.values()), done.stdout

@@ -67,6 +67,39 @@ def before_attention(groups: dict[int, Any], device: Any) -> list[str]:
     return [wrong for name in names for wrong in precise(name, "bfloat16", own, device)]
 
 
+def callers_in_turns(groups: dict[int, Any], device: Any) -> list[str]:
+    """Callers on two streams, nobody waiting: a call's memory is not another's too early."""
+    import torch
+    import torch.distributed as dist
+
+    from dlattn.torch import ring_attention
+
+    options = {"group": groups[dist.get_world_size()], "causal": True, "deterministic": True}
+    x = torch.randn(2, 3, 1, 2048, 8, 64, device=device, dtype=torch.bfloat16) + 0.25
+    callers: list[Any] = [None, None]
+    if device != "cpu":
+        callers = [torch.cuda.Stream(device) for _ in range(2)]
+        torch.cuda.synchronize(device)
+    found: list[list[tuple[Any, ...]]] = [[], []]
+    for _ in range(8 if device != "cpu" else 2):
+        for own, stream, results in zip(x, callers, found, strict=True):
+            with torch.cuda.stream(stream):
+                leaves = [part.detach().requires_grad_() for part in own]
+                out = ring_attention(*leaves, **options)
+                results.append((out.detach(), *torch.autograd.grad(out, leaves, own[0])))
+                poison = torch.full((1 << 22,), torch.nan, device=device)
+                del poison, out
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    same = all(
+        torch.equal(a, b)
+        for results in found
+        for again in results
+        for a, b in zip(results[0], again, strict=True)
+    )
+    return [] if same else ["callers in turns: bits differ"]
+
+
 def _process(rank: int, n: int, folder: Path, device: str) -> None:
     import torch
     import torch.distributed as dist
@@ -98,6 +131,7 @@ def _process(rank: int, n: int, folder: Path, device: str) -> None:
     for name in SAME_BITS:
         record(f"{name}-same-bits", same_bits, name)
     record("before-attention", before_attention)
+    record("callers-in-turns", callers_in_turns)
 
 
 def _last(rank: int, n: int, folder: Path) -> None:

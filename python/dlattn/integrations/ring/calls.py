@@ -16,6 +16,7 @@ import torch
 import dlattn
 from dlattn._types import Layout
 from dlattn.integrations.ring.communication import Group
+from dlattn.integrations.ring.lanes import Lanes, Running
 from dlattn.integrations.ring.schedule import Call, Mask, Step, steps
 from dlattn.integrations.ring.shards import Range
 
@@ -155,19 +156,18 @@ def forward(
     k: torch.Tensor,
     v: torch.Tensor,
     slopes: torch.Tensor | None,
-) -> tuple[Range, torch.Tensor, torch.Tensor]:
+    lanes: Lanes,
+) -> tuple[Range, Running[tuple[torch.Tensor, torch.Tensor]]]:
     """The rows of q that a call computes, and their out and lse over its keys alone."""
     given = _operands(problem, call, q, slopes)
     function: Any = dlattn.attention_varlen if problem.packed else dlattn.attention
-    out, lse = function(
-        problem.rows(q, given.q),
-        problem.rows(k, given.k),
-        problem.rows(v, given.k),
-        **given.varlen,
-        **given.options,
-        return_lse=True,
-    )
-    return given.q, out, lse if given.lse_offset is None else (lse + given.lse_offset).float()
+    q, k, v = (problem.rows(x, rows) for x, rows in ((q, given.q), (k, given.k), (v, given.k)))
+
+    def attention() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = function(q, k, v, **given.varlen, **given.options, return_lse=True)
+        return out, lse if given.lse_offset is None else (lse + given.lse_offset).float()
+
+    return given.q, lanes.run(attention, (q, k, v, given))
 
 
 def backward(
@@ -180,7 +180,8 @@ def backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     slopes: torch.Tensor | None,
-) -> tuple[Range, Range, Any]:
+    lanes: Lanes,
+) -> tuple[Range, Range, Running[Any]]:
     """The rows of q and of k that a call computes, and their gradients' share of it.
 
     out and lse are those over all keys.
@@ -192,16 +193,17 @@ def backward(
     lse = lse.narrow(-1, given.q[0], given.q[1] - given.q[0])
     if given.lse_offset is not None:
         lse = (lse - given.lse_offset).float()
-    found = function(
-        problem.rows(dout, given.q),
-        problem.rows(q, given.q),
-        problem.rows(k, given.k),
-        problem.rows(v, given.k),
-        problem.rows(out, given.q),
-        lse,
-        **given.varlen,
-        **given.options,
-        needs=("dq", "dk", "dv"),
-        deterministic=problem.deterministic,
-    )
-    return given.q, given.k, found
+    dout, q, out = (problem.rows(x, given.q) for x in (dout, q, out))
+    k, v = (problem.rows(x, given.k) for x in (k, v))
+    operands = (dout, q, k, v, out, lse)
+
+    def attention() -> Any:
+        return function(
+            *operands,
+            **given.varlen,
+            **given.options,
+            needs=("dq", "dk", "dv"),
+            deterministic=problem.deterministic,
+        )
+
+    return given.q, given.k, lanes.run(attention, (*operands, given))
