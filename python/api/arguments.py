@@ -13,6 +13,7 @@ VARLEN = ("attention_varlen", "supported", "plan")
 KVCACHE = ("attention_with_kvcache",)
 ALL = (*ATTENTION, *KVCACHE)
 BACKWARD = ("attention_backward", "attention_varlen_backward")
+TORCH = ("torch_attention", "torch_attention_varlen")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Argument:
     """The same in `attention_with_kvcache`."""
     native: bool = True
     """Whether the native module takes it. If not, the template's code has done what it asks for."""
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.type.startswith("Tensor")
 
 
 _ARGUMENTS = (
@@ -460,31 +465,25 @@ _ARGUMENTS = (
     ),
 )
 
-# Arguments of attention that the functions of gradients lack: 8 bits, how keys are split, and the
-# results, which they take as inputs.
-_WITHOUT_GRADIENTS = (
-    "q_descale",
-    "k_descale",
-    "v_descale",
-    "precision",
-    "out",
-    "out_dtype",
-    "return_lse",
-    "batch_invariant",
-    "page_table",
-    "num_splits",
-    "split_size",
-    "workspace",
-)
+# The arguments of `attention` and `attention_varlen` that functions made after them lack. Those of
+# gradients lack 8 bits, how keys are split, and the results, which they take as inputs; those of
+# torch's operators lack float8, caches in pages, the stream, which is torch's, and the kernel.
+_CACHES = ("page_table", "num_splits", "split_size", "workspace")
+_FLOAT8 = ("q_descale", "k_descale", "v_descale", "out_dtype")
+_LACKING = {
+    BACKWARD: ("precision", "out", "return_lse", "batch_invariant", *_FLOAT8, *_CACHES),
+    TORCH: ("out", "stream", "kernel", *_FLOAT8, *_CACHES),
+}
 
 
-def _with_backward(argument: Argument) -> Argument:
-    """The argument, taken by the functions of gradients too where they know it."""
-    if argument.name in _WITHOUT_GRADIENTS:
-        return argument
-    pairs = zip(("attention", "attention_varlen"), BACKWARD, strict=True)
-    taken = [backward for forward, backward in pairs if forward in argument.functions]
-    return replace(argument, functions=(*argument.functions, *taken))
+def _with_others(argument: Argument) -> Argument:
+    """The argument, taken by the functions of gradients and of torch too where they know it."""
+    functions = argument.functions
+    for others, lacking in _LACKING.items():
+        if argument.name not in lacking:
+            pairs = zip(ATTENTION, others, strict=False)
+            functions += tuple(other for own, other in pairs if own in argument.functions)
+    return replace(argument, functions=functions)
 
 
-ARGUMENTS = tuple(map(_with_backward, _ARGUMENTS))
+ARGUMENTS = tuple(map(_with_others, _ARGUMENTS))

@@ -1,4 +1,4 @@
-"""Write _attention.py, _backward.py and _plan.py from their templates and the declared arguments.
+"""Write Python's functions of attention from their templates and the declared arguments.
 
 And what type checkers read: _attention.pyi, by which the result has q's type, and
 _kernel_names.pyi, the names of kernels. The interpreter loads neither.
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import stubs
-from arguments import ALL, ARGUMENTS, BACKWARD, Argument
+from arguments import ALL, ARGUMENTS, BACKWARD, TORCH, Argument
 
 API = Path(__file__).resolve().parent
 PACKAGE = API.parent / "dlattn"
@@ -30,10 +30,10 @@ _WIDTH = 100
 def outputs() -> dict[Path, str]:
     """The generated files with what they should contain."""
     written = {
-        PACKAGE / f"_{template.name.removesuffix('.in')}": (
+        PACKAGE / template.relative_to(API).with_name(f"_{template.stem}"): (
             _HEAD.format(template.name) + fill(template.read_text(encoding="utf-8"))
         )
-        for template in sorted(API.glob("*.py.in"))
+        for template in sorted(API.rglob("*.py.in"))
     }
     functions = {
         function: list(_signature([a for a in ARGUMENTS if function in a.functions], function, 4))
@@ -144,6 +144,25 @@ def _options(arguments: list[Argument], function: str, indent: int) -> Iterator[
             yield f'"{argument.name}": {argument.name},'
 
 
+def _tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    yield from (f"{a.name}," for a in arguments if a.is_tensor)
+
+
+def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """In the order of torch's operators, whose settings stand behind all tensors."""
+    for argument in sorted(arguments, key=lambda a: a.default is not None and not a.is_tensor):
+        if argument.name != "return_lse":  # an operator always has both results
+            yield f"{_OF_OPERATORS.get(argument.name, argument.name)},"
+
+
+# Torch's schemas have no types for these; operators take numbers.
+_OF_OPERATORS = {
+    "causal": "ops.CAUSAL[causal]",
+    "window": "*(-1 if side is None else side for side in window)",
+    "layout": 'layout == "bhsd"',
+}
+
+
 def _paragraph(name: str, text: str, indent: int) -> list[str]:
     return textwrap.wrap(
         f"{name}: {' '.join(text.split())}",
@@ -163,6 +182,8 @@ _LINES = {
     "options": _options,
     "keywords_only": _keywords_only,
     "entries": _entries,
+    "tensors": _tensors,
+    "operands": _operands,
 }
 
 
@@ -171,7 +192,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, do not write")
     check = parser.parse_args().check
-    unknown = {name for argument in ARGUMENTS for name in argument.functions} - {*ALL, *BACKWARD}
+    known = {*ALL, *BACKWARD, *TORCH}
+    unknown = {name for argument in ARGUMENTS for name in argument.functions if name not in known}
     if unknown:
         raise SystemExit(f"arguments.py names functions that there are not: {sorted(unknown)}")
     stale = False

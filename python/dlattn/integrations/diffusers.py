@@ -16,7 +16,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 import dlattn
 from dlattn._types import Precision
-from dlattn.integrations.torch import autocast, ops
+from dlattn.integrations.torch import _functions, autocast
 
 # The names, and the precision of their products.
 BACKENDS: dict[str, Precision | None] = {
@@ -95,7 +95,7 @@ def attend(
     if mask is not None and mask.dtype != torch.bool:
         mask, bias = None, mask
     # Traced, it must be an operator; run, the operator is only a way about.
-    function = ops.attention if torch.compiler.is_compiling() else dlattn.attention
+    function = _functions.attention if torch.compiler.is_compiling() else dlattn.attention
     return function(
         query,
         key,

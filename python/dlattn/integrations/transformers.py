@@ -21,7 +21,7 @@ import dlattn.integrations.torch.backward  # registers operators
 from dlattn.integrations import transformers_arguments as arguments
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
-from dlattn.integrations.torch import autocast, kvcache, ops
+from dlattn.integrations.torch import _functions, autocast, kvcache
 from dlattn.integrations.transformers_flash import NAME
 
 
@@ -170,7 +170,7 @@ def _attend(
     is_operator: bool,
 ) -> torch.Tensor:
     # Traced or differentiated, it must be an operator; else that is only a way about.
-    function: Any = ops.attention if is_operator else dlattn.attention
+    function: Any = _functions.attention if is_operator else dlattn.attention
     return function(
         q,
         k,

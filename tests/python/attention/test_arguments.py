@@ -42,6 +42,7 @@ def test_generated_modules_are_what_the_declarations_say(write):
 
 def test_check_notices_a_change(write, tmp_path, monkeypatch, capsys):
     stale = tmp_path / "_attention.py"
+    (tmp_path / "integrations" / "torch").mkdir(parents=True)
     monkeypatch.setattr(write, "PACKAGE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["write.py"])
     assert write.main() == 0

@@ -10,7 +10,7 @@ from arrays import normal
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
-from dlattn.integrations.torch import ops  # noqa: E402
+from dlattn.integrations.torch import _functions  # noqa: E402
 from dlattn.reference import (  # noqa: E402
     attention_backward_reference,
     attention_reference,
@@ -157,7 +157,7 @@ def test_hooks(traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     `traced`: by the operator, which calls take that are not eager.
     """
     if traced:
-        monkeypatch.setattr(ops, "called_eagerly", lambda *_: False)
+        monkeypatch.setattr(_functions, "called_eagerly", lambda *_: False)
     given = inputs()
     plain = gradients(attend, given)
     seen: list[Any] = []

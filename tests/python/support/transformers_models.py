@@ -11,7 +11,7 @@ import transformers
 
 import dlattn.transformers
 from dlattn.integrations import transformers_flash
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import _functions
 
 VOCABULARY = 97
 DEVICE = "cpu"  # `on_device` sets it
@@ -115,14 +115,14 @@ class Calls:
             self.seen.append({"varlen": True, **options})
             return varlen(*arguments, **options)
 
-        operator = ops.attention
+        operator = _functions.attention
 
         def counted_operator(*arguments: Any, **options: Any) -> Any:
             self.seen.append({"k": arguments[1], **options})
             return operator(*arguments, **options)
 
         monkeypatch.setattr(dlattn, "attention", counted)
-        monkeypatch.setattr(ops, "attention", counted_operator)
+        monkeypatch.setattr(_functions, "attention", counted_operator)
         monkeypatch.setattr(dlattn, "attention_with_kvcache", counted_cached)
         monkeypatch.setattr(transformers_flash.flash_attn, "attention", counted, raising=False)
         monkeypatch.setattr(transformers_flash.flash_attn, "flash_attn_varlen_func", counted_varlen)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring import shards
 from dlattn.integrations.ring.calls import Problem
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import _functions
 from dlattn.integrations.torch.gradients import deterministic_gradients
 
 
@@ -124,8 +124,8 @@ def attention(
         if problem.packed:
             starts = torch.tensor([0, *problem.lengths]).cumsum(0).int().to(q.device)
             most = max(problem.lengths)
-            out = ops.attention_varlen(q, k, v, starts, starts, most, most, **options)
+            out = _functions.attention_varlen(q, k, v, starts, starts, most, most, **options)
         else:
-            out = ops.attention(q, k, v, **options)
+            out = _functions.attention(q, k, v, **options)
     result: torch.Tensor = _Exchanged.apply(out, exchange, False)
     return result

@@ -1,9 +1,9 @@
 """torch operators: `torch.ops.dlattn.attention`, `attention_varlen` and `merge_states`.
 
 They are for code that torch traces (torch.compile, torch.export, vmap, FlopCounterMode): there a
-call of `dlattn.attention` is no operator. `attention` here has its arguments and calls the
-operator. Numbers, errors and accepted values are those of `dlattn.attention`; an operator that is
-traced checks no more than shapes, and raises the rest where it runs.
+call of `dlattn.attention` is no operator. `attention` of _functions.py has its arguments and calls
+the operator. Numbers, errors and accepted values are those of `dlattn.attention`; an operator that
+is traced checks no more than shapes, and raises the rest where it runs.
 
 `attention` and `attention_varlen` have gradients (gradients.py). An operator whose input has a
 tangent raises, and so do the others where an input requires grad while gradients are on.
@@ -22,14 +22,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn import _core
-from dlattn._types import Causal, Precision, Window
+from dlattn._types import Causal, Window
 from dlattn.integrations.torch import autocast, flops, vmap
-from dlattn.integrations.torch.gradients import (
-    Differentiable,
-    autograd_kernel,
-    called_eagerly,
-    forward_only,
-)
+from dlattn.integrations.torch.gradients import Differentiable, autograd_kernel, forward_only
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -54,118 +49,6 @@ _VARLEN = _QKV + LENGTHS
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 # The operators with gradients.
 DIFFERENTIABLE: dict[str, Differentiable] = {}
-
-
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: Causal = False,
-    softmax_scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float = 0.0,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    precision: Precision | None = None,
-    layout: str = "bshd",
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-) -> Any:
-    """`dlattn.attention` as an operator: for functions that torch compiles or exports.
-
-    Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
-    and `kernel` are not among them. It has gradients, of out and lse with respect to q, k, v, bias,
-    alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
-    `precision` is refused.
-    """
-    if window != (None, None):  # which most calls have
-        check_window(window)
-    check_words(causal, layout)
-    given = [
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        alibi_slopes,
-        sinks,
-        CAUSAL[causal],
-        softmax_scale,
-        *(-1 if side is None else side for side in window),
-        softcap,
-        precision,
-        layout == "bhsd",
-        batch_invariant,
-    ]
-    try:
-        if called_eagerly(q, k, v, bias, mask, alibi_slopes, sinks):
-            out, lse = DIFFERENTIABLE["attention"].eagerly(given)
-        else:
-            out, lse = torch.ops.dlattn.attention(*given)
-    except RuntimeError as error:
-        raise error_of(error, q=q, k=k, v=v) from None
-    return (out, lse) if return_lse else out
-
-
-def attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    seqused_k: torch.Tensor | None = None,
-    causal: Causal = False,
-    softmax_scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float = 0.0,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    precision: Precision | None = None,
-    layout: str = "bshd",
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-) -> Any:
-    """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
-    if window != (None, None):  # which most calls have
-        check_window(window)
-    check_words(causal, layout)
-    given = [
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_k,
-        bias,
-        mask,
-        alibi_slopes,
-        sinks,
-        CAUSAL[causal],
-        softmax_scale,
-        *(-1 if side is None else side for side in window),
-        softcap,
-        precision,
-        layout == "bhsd",
-        batch_invariant,
-    ]
-    try:
-        if called_eagerly(*given[:5], *given[7:12]):
-            out, lse = DIFFERENTIABLE["attention_varlen"].eagerly(given)
-        else:
-            out, lse = torch.ops.dlattn.attention_varlen(*given)
-    except RuntimeError as error:
-        raise error_of(error, q=q, k=k, v=v) from None
-    return (out, lse) if return_lse else out
 
 
 def check_words(causal: Any, layout: Any) -> None:

@@ -1,0 +1,144 @@
+# Written by python/api/write.py from functions.py.in: edit that, or arguments.py.
+"""`dlattn.torch.attention` and `attention_varlen`: dlattn's functions as operators of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlattn._types import Causal, Layout, Precision, Window
+from dlattn.integrations.torch import ops
+from dlattn.integrations.torch.gradients import called_eagerly
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    precision: Precision | None = None,
+    layout: Layout = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention` as an operator: for functions that torch compiles or exports.
+
+    Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
+    and `kernel` are not among them. It has gradients, of out and lse with respect to q, k, v, bias,
+    alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
+    `precision` is refused.
+    """
+    if window != (None, None):  # which most calls have
+        ops.check_window(window)
+    ops.check_words(causal, layout)
+    given = [
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        ops.CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        precision,
+        layout == "bhsd",
+        batch_invariant,
+    ]
+    try:
+        if called_eagerly(
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            alibi_slopes,
+            sinks,
+        ):
+            out, lse = ops.DIFFERENTIABLE["attention"].eagerly(given)
+        else:
+            out, lse = torch.ops.dlattn.attention(*given)
+    except RuntimeError as error:
+        raise ops.error_of(error, q=q, k=k, v=v) from None
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    seqused_k: Tensor | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    precision: Precision | None = None,
+    layout: Layout = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
+    if window != (None, None):  # which most calls have
+        ops.check_window(window)
+    ops.check_words(causal, layout)
+    given = [
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_k,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        ops.CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        precision,
+        layout == "bhsd",
+        batch_invariant,
+    ]
+    try:
+        if called_eagerly(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_k,
+            bias,
+            mask,
+            alibi_slopes,
+            sinks,
+        ):
+            out, lse = ops.DIFFERENTIABLE["attention_varlen"].eagerly(given)
+        else:
+            out, lse = torch.ops.dlattn.attention_varlen(*given)
+    except RuntimeError as error:
+        raise ops.error_of(error, q=q, k=k, v=v) from None
+    return (out, lse) if return_lse else out
