@@ -14,7 +14,7 @@ from dlattn.bench.backward import plot as backward_plot
 from dlattn.bench.cases import FLOAT8, FORWARD, Case
 from dlattn.bench.decode import plot as decode_plot
 from dlattn.bench.load import BUSY
-from dlattn.bench.report import Result, ceiling_text, from_json
+from dlattn.bench.report import Result, ceiling_of, ceiling_text, from_json
 from dlattn.console.errors import CommandError, OutputError, first_line
 from dlattn.console.text import duration, rate
 from dlattn.console.writing import replacing
@@ -29,6 +29,8 @@ _DPI = 130
 # Inches above and below the panels, for the title, the small print and a legend.
 _TOP, _BOTTOM, _LEGEND = 0.4, 0.6, 0.5
 _SMALL = 7.5  # points: the small print's font
+_RANGE = 50.0  # fastest over slowest from which the scale is logarithmic: ratios stay visible
+_TICKS = (1, 3, 10, 30, 100, 300, 1000)  # TFLOP/s, on that scale
 
 
 def require(path: Path) -> None:
@@ -96,7 +98,7 @@ def _figures(pyplot: Any, document: dict[str, Any], results: Sequence[Result]) -
     elif any(result.vs_baseline is not None for result in results):
         yield _ratios(pyplot, results)
     elif _is_sweep(results):
-        yield _lines(pyplot, results, _ceiling(document["ceiling"]))
+        yield _lines(pyplot, results, ceiling_of(document["ceiling"]))
     else:
         yield _bars(pyplot, results)
 
@@ -189,7 +191,7 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
 
 
 def _eight_bit(pyplot: Any, results: Sequence[Result], accuracy: dict[str, Any]) -> Any:
-    """As the sweep, a line for each contestant and dtype; what is left of the mean of V; and error
+    """As the sweep, a line for each contestant and dtype; the mean of V that is retained; and error
     against speed."""
     named = [replace(r, contestant=f"{r.contestant} {r.case.dtype}") for r in results]
     lines = _of_several_points(_of_several_lengths(named))
@@ -217,8 +219,9 @@ def _mean(axis: Any, colours: dict[str, str], mean_of_v: Sequence[dict[str, Any]
         axis.plot(*zip(*line, strict=True), color=colours.get(name, _PEERS[-1]), marker="o")
         axis.annotate(f"{line[-1][1]:.3f}", line[-1], (0, -12), textcoords="offset points")
     _length_axis(axis, sorted({entry["shape"][2] for entry in found}))
+    axis.set_ylim(bottom=0.0)
     axis.set_ylabel("mean(out) / mean(exact)")
-    axis.set_title("V ~ N(1,1): what is left of its mean", loc="left", fontsize=10)
+    axis.set_title("Mean of V retained in out, V ~ N(1,1)", loc="left", fontsize=10)
 
 
 Point = tuple[str, bool, float, float]  # contestant, whether ours, TFLOP/s, relative L2 error
@@ -272,7 +275,9 @@ def _lines(
     """A panel for each head_dim, heads and mask: TFLOP/s over sequence length, all to one scale,
     and the ceiling if any. Each of `extra` draws one more."""
     panels = _panels(results)
-    fastest = max(r.tflops or 0.0 for r in results)
+    speeds = [r.tflops or 0.0 for r in results]
+    fastest, slowest = max(speeds), min(speeds)
+    logarithmic = fastest > _RANGE * slowest > 0.0
     if ceiling is not None and ceiling[0] < fastest:
         ceiling = None  # it is none
     most = 1.06 * (ceiling[0] if ceiling is not None else fastest)
@@ -303,8 +308,12 @@ def _lines(
             )
         if ceiling is not None:
             axis.axhline(ceiling[0], color=_PEERS[1], linewidth=1, linestyle=":", label=ceiling[1])
+        if logarithmic:
+            axis.set_yscale("log")
+            ticks = [n for n in _TICKS if slowest <= n <= most]
+            axis.set_yticks(ticks, map(str, ticks))
         _length_axis(axis, sorted({r.case.sizes[2] for r in panel}))
-        axis.set_ylim(top=most)
+        axis.set_ylim(bottom=0.8 * slowest if logarithmic else 0.0, top=most)
         axis.set_ylabel("TFLOP/s")
         axis.set_title(_panel_title(key, panels), loc="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -329,18 +338,10 @@ def _panel_title(key: Panel, panels: Iterable[Panel]) -> str:
     return f"batch {batch}, {title}" if batch else title
 
 
-def _ceiling(ceiling: dict[str, Any]) -> tuple[float, str]:
-    """The most that this run has seen matrix instructions reach, and its name. On GPUs with wgmma
-    mma.sync is no bound: there a product by the vendor's library is faster."""
-    product = ceiling["tflops"], f"matrix product, {ceiling['matmul']}"
-    return max(product, (ceiling.get("mma_sync_tflops") or 0.0, "mma.sync on registers"))
-
-
 def _length_axis(axis: Any, lengths: Sequence[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [_tokens(n) for n in lengths])
     axis.minorticks_off()
-    axis.set_ylim(bottom=0)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axis.set_xlabel("sequence length")
 
