@@ -16,10 +16,10 @@ namespace dlattn {
 // Source: the backward pass of FlashAttention-2 (arXiv 2307.08691, section 3.1), with the terms of
 // the scores added.
 //
-// What no row sees has gradients of 0: they are written, as are those of rows of q, k and v that
-// belong to no sequence, or lie behind seqused_k. Sums are in fp32 (float64 for float64 tensors)
-// and rounded once. out and lse may be those of a larger whole of which these keys are a part: the
-// gradients are then the part's share.
+// Keys that no row sees have gradients of 0: these are written, as are those of rows of q, k and v
+// that belong to no sequence, or lie behind seqused_k. Sums are in fp32 (float64 for float64
+// tensors) and rounded once. out and lse may be those of a larger whole of which these keys are a
+// part: the gradients are then the part's share.
 struct BackwardParams {
   // The call of forward() whose gradients these are; its out and lse are read. precision is
   // kInputs; there are no 8-bit tensors, and keys do not lie in a cache. The workspace is that of
