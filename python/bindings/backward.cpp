@@ -44,12 +44,12 @@ class BackwardProblem {
   const Options& options() const { return problem_.options; }
 
   // The problem of a call that is only asked about: no gradient is allocated.
-  void plan(const Target& target) { take_in(target, nullptr); }
+  void plan(const Target& target) { read_call(target, nullptr); }
 
   Gradients compute(const Target& target, Held* held) {
     Gradients results;
     std::optional<Allocation> made[kNumGradients];
-    take_in(target, made);
+    read_call(target, made);
     run(target);
     for (int i = 0; i < kNumGradients; ++i) {
       if (!wants(i)) continue;
@@ -65,7 +65,7 @@ class BackwardProblem {
  private:
   // The tensors of a call, and where its gradients go: to those of the caller's, else to new ones,
   // or without `made` to memory that there is not.
-  void take_in(const Target& target, std::optional<Allocation>* made) {
+  void read_call(const Target& target, std::optional<Allocation>* made) {
     num_tensors_ = problem_.num_tensors = 0;  // JAX may run it again
     read_tensors(forward_, target, &problem_);
     read_results(target);
