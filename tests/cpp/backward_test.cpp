@@ -84,6 +84,8 @@ void what_has_no_gradients() {
           "they are");
   refuses([](auto& b) { b.forward.quantized_kv = memory; },
           "quantized_kv is given; accepted: none, as it has no gradients");
+  refuses([](auto& b) { b.forward.v_descale.data = floats(0); },
+          "v_descale is given; accepted: none, as it has no gradients");
   refuses([](auto& b) { b.forward.cache_batch_idx = used; },
           "cache_batch_idx is given; accepted: none, as keys in a cache have no gradients");
   refuses([](auto& b) { b.forward.leftpad_k = used; },

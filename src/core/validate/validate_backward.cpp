@@ -11,6 +11,16 @@
 namespace dlattn::core {
 namespace {
 
+// The tensors of forward() that the table of gradients lacks, as bits in the order of forward()'s.
+constexpr std::uint64_t kWithoutGradients = [] {
+  const Operands all(kForwardOperands);
+  std::uint64_t bits = 0;
+  for (const Operand* operand = all.tensors; operand < all.end; ++operand) {
+    if (!find(kBackwardOperands, operand->name)) bits |= 1ull << (operand - all.tensors);
+  }
+  return bits;
+}();
+
 // Refuses arguments of forward() that have no gradients.
 void check_forward(const AttentionParams& p) {
   check_enum("precision", p.precision, Precision::kInt8Fp16,
@@ -19,9 +29,14 @@ void check_forward(const AttentionParams& p) {
     fail("precision is ", to_string(p.precision),
          "; accepted: inputs, as gradients are those of products of q, k and v as they are");
   }
-  if (p.quantized_kv) fail("quantized_kv is given; accepted: none, as it has no gradients");
   if (is_cache(p)) {
     fail(cache_feature(p), " is given; accepted: none, as keys in a cache have no gradients");
+  }
+  const Operand* const tensors = Operands(kForwardOperands).tensors;
+  for (std::uint64_t bits = kWithoutGradients, i = 0; bits >> i; ++i) {
+    if ((bits >> i & 1) && load<const void*>(&p, tensors[i].offset)) {
+      fail(tensors[i].name, " is given; accepted: none, as it has no gradients");
+    }
   }
   check_known_dtype("q", p.q.dtype);
   if (size_of(p.q.dtype) == 1) {
