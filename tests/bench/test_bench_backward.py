@@ -285,6 +285,7 @@ def test_the_cases_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in (
         *("(1,16,16384,128) full", "(4,16,4096,128) causal", "(1,32,16384,64) full"),
         *("(1,8,16384,256) causal", "(4,32/8,4096,128) causal", "(2,32/8,8192,128) causal"),
+        *("(4,32,4096,64) full", "(4,8,4096,256) causal", "(1,16,1024,128) causal"),
     ):
         assert wanted in told
     for case, name in made:
@@ -335,7 +336,7 @@ def test_a_wrong_gradient_is_not_timed(
     ("arguments", "message"),
     [
         (["--peers", "fa4"], "--peers fa4; accepted here: torch"),
-        (["--only", "gqb"], "accepted here: head_dim 16, head_dim 32, short, gqa, varlen, bias"),
+        (["--only", "gqb"], "accepted here: head_dim 16, head_dim 32, gqa, bias, varlen, short"),
         (["--head-dim", "40"], "leave nothing of backward"),
     ],
 )

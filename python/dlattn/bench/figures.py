@@ -70,6 +70,7 @@ def backward_markdown(paths: Sequence[Path], root: Path) -> str:
         for document in documents.values()
     ]
     cases = list(dict.fromkeys(r.case for results in of_cards for r in results))
+    cases.sort(key=lambda case: (case.sizes[3], case.sizes[2]))
     rows = []
     for case in cases:
         cells = [_beside_best([r for r in results if r.case == case]) for results in of_cards]

@@ -40,11 +40,12 @@ class Scale:
     """How large the problems are; `num_heads_kv` of 0 is num_heads."""
 
     square: tuple[Sizes, ...]  # groups by head_dim
-    short: tuple[Sizes, ...]  # grids of about one wave
-    varlen: dict[str, tuple[int, int, int]]  # sequences, of how many tokens at least and at most
-    varlen_heads: tuple[int, int]  # and head_dim
     gqa: tuple[tuple[Sizes, int], ...]  # and key heads; causal
     bias: Sizes
+    varlen: dict[str, tuple[int, int, int]]  # sequences, of how many tokens at least and at most
+    varlen_heads: tuple[int, int]  # and head_dim
+    short: tuple[Sizes, ...]  # grids of about one wave
+    more: tuple[Sizes, ...]  # what `square` has of one head_dim, of the others
     host: Sizes
 
 
@@ -56,20 +57,22 @@ SCALES = {
             (1, 32, 16384, 64),
             (1, 8, 16384, 256),
         ),
-        short=((1, 16, 1024, 128), (4, 8, 512, 128), (2, 32, 256, 128), (1, 32, 512, 64)),
-        varlen={"long": (64, 16, 4096), "short": (128, 16, 512)},
-        varlen_heads=(16, 128),
         gqa=(((4, 32, 4096, 128), 8), ((2, 32, 8192, 128), 8)),
         bias=(2, 16, 4096, 128),
+        varlen={"long": (64, 16, 4096), "short": (128, 16, 512)},
+        varlen_heads=(16, 128),
+        short=((1, 16, 1024, 128), (4, 8, 512, 128), (2, 32, 256, 128), (1, 32, 512, 64)),
+        more=((4, 32, 4096, 64), (4, 8, 4096, 256)),
         host=(1, 8, 128, 64),
     ),
     "cpu": Scale(
         square=((1, 8, 512, 64), (1, 8, 1024, 64), (1, 8, 2048, 64), (1, 4, 1024, 128)),
-        short=((8, 8, 32, 64), (4, 8, 128, 64)),
-        varlen={"long": (8, 16, 512)},
-        varlen_heads=(8, 64),
         gqa=(((1, 8, 1024, 128), 2),),
         bias=(1, 8, 512, 64),
+        varlen={"long": (8, 16, 512)},
+        varlen_heads=(8, 64),
+        short=((8, 8, 32, 64), (4, 8, 128, 64)),
+        more=(),
         host=(1, 1, 16, 64),
     ),
 }
@@ -97,33 +100,37 @@ class Study:
     peers: dict[str, Contestant]
 
     def groups(self) -> dict[str, list[Group]]:
-        """Every group of entrants that take turns, by the name that `--only` takes."""
+        """Every group of entrants that take turns, by the name that `--only` takes.
+
+        A time limit cuts off the last ones.
+        """
         scale = SCALES[self.context.device]
         wants, masks = self.context.wants, self.context.masks
         found: dict[str, list[Group]] = {}
         for sizes in scale.square:
-            members = found.setdefault(f"head_dim {sizes[3]}", [])
-            members += [self._dense(sizes, causal) for causal in masks if wants(sizes[3])]
-        found["short"] = [
-            self._dense(sizes, causal)
-            for sizes in scale.short
-            for causal in masks
-            if wants(sizes[3])
-        ]
+            found.setdefault(f"head_dim {sizes[3]}", []).extend(self._masked(sizes))
         found["gqa"] = [
             self._dense(sizes, True, heads_kv)
             for sizes, heads_kv in scale.gqa
             if True in masks and wants(sizes[3])
         ]
+        with_bias = False in masks and wants(scale.bias[3])
+        found["bias"] = [partial(self._bias, scale.bias)] if with_bias else []
         found["varlen"] = [
             partial(self._varlen, name, causal)
             for name in scale.varlen
             for causal in masks
             if wants(scale.varlen_heads[1])
         ]
-        with_bias = False in masks and wants(scale.bias[3])
-        found["bias"] = [partial(self._bias, scale.bias)] if with_bias else []
+        found["short"] = [group for sizes in scale.short for group in self._masked(sizes)]
+        if scale.more:
+            found["more"] = [group for sizes in scale.more for group in self._masked(sizes)]
         return found
+
+    def _masked(self, sizes: Sizes) -> list[Group]:
+        """A problem with each mask, if its head_dim is asked for."""
+        masks = self.context.masks if self.context.wants(sizes[3]) else []
+        return [self._dense(sizes, causal) for causal in masks]
 
     def host_entrants(self) -> dict[str, Entrant]:
         """Whose eager calls' host time is to be measured, by the name to tell it by."""
