@@ -333,6 +333,40 @@ def test_a_wrong_gradient_is_not_timed(
 
 
 @pytest.mark.parametrize(
+    ("raised", "note"),
+    [
+        (ModuleNotFoundError("no cutlass"), "flash-attn-4 is not installed: no cutlass"),
+        (OSError("libx.so: not found"), "flash-attn-4 cannot be imported: libx.so: not found"),
+        (RuntimeError("driver too old"), "flash-attn-4 cannot be imported: driver too old"),
+    ],
+    ids=["missing", "library", "driver"],
+)
+def test_a_peer_that_cannot_be_imported_is_left_out(
+    raised: Exception,
+    note: str,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are measured, and the exit status is that of a good run."""
+    import_module = peers.importlib.import_module
+
+    def fails(name: str) -> Any:
+        if name == "flash_attn.cute":
+            raise raised
+        return import_module(name)
+
+    known = [peers.TORCH_SDPA, peers.Contestant("fa4", False, peers.TORCH_PEERS["fa4"])]
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=fails))
+    monkeypatch.setattr(backward, "_peers", lambda device: ((peer.name, peer) for peer in known))
+    document = run_to_json(tmp_path, "--shape", "backward", "--only", "head_dim 16")
+    assert note in capsys.readouterr().out
+    by_name = {r.contestant: r for r in report.from_json(document)}
+    assert (by_name["fa4"].note, by_name["fa4"].seconds) == (note, None)
+    assert by_name["dlattn auto"].seconds and by_name["torch"].seconds
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--peers", "fa4"], "--peers fa4; accepted here: torch"),

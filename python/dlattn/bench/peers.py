@@ -206,9 +206,11 @@ def _first_of(modules: Sequence[str], package: str) -> Any:
     for name in modules:
         try:
             return importlib.import_module(name)
-        except (ImportError, OSError) as error:  # its library may not fit torch's
-            reason = first_line(error)
-    raise UnavailableError(f"{package} is not installed: {reason}")
+        except ImportError as error:
+            reason = f"is not installed: {first_line(error)}"
+        except Exception as error:  # its library may not fit torch's, or the driver
+            reason = f"cannot be imported: {first_line(error)}"
+    raise UnavailableError(f"{package} {reason}")
 
 
 def _xformers(problem: Problem) -> Bound:
