@@ -314,6 +314,21 @@ def test_run(tmp_path: Path, capsys: Captured) -> None:
     assert {line["passes"] for line in document["summary"]} == {BACKWARD, BOTH}
 
 
+def test_one_of_the_passes(tmp_path: Path, capsys: Captured) -> None:
+    """The protocol tells it, so that results of other passes do not continue these."""
+    asked = ("--shape", "backward", "--only", "bias", "--commit", "0" * 40)
+    document = run_to_json(tmp_path, *asked, "--passes", "backward")
+    assert {r.case.passes for r in report.from_json(document)} == {BACKWARD}
+    assert document["protocol"]["passes"] == [BACKWARD]
+    assert list(document["host_seconds"]) == ["dlattn auto, backward", "torch, backward"]
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(document))
+    assert run_bench(*asked, "--continue", path) == 2
+    assert "are no parts of one run: protocol is" in capsys.readouterr().err
+    assert run_bench("--shape", "1,1,16,8", "--passes", "backward") == 2
+    assert "--passes is for --shape backward" in capsys.readouterr().err
+
+
 def test_a_wrong_gradient_is_not_timed(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

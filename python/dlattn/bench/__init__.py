@@ -11,6 +11,7 @@ from typing import Any
 
 import dlattn
 from dlattn.bench import (
+    backward,
     compare,
     cudnn_library,
     eight_bit,
@@ -50,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="GROUP",
         help="only these groups of features, scores, eight_bit, decode or backward",
+    )
+    parser.add_argument(
+        "--passes",
+        nargs="+",
+        choices=backward.PASSES,
+        help="what of backward to time; default: both",
     )
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="causal only; default: both")

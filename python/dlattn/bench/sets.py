@@ -43,6 +43,8 @@ def choose(args: argparse.Namespace, session: Session, dtype: str) -> Chosen:
     ours = [contestant for contestant in session.contestants if contestant.ours]
     context = Context(session.device, dtype, ours, args.peers, masks, args.head_dim)
     forward = partial(session.host_entrants, dtype)
+    if args.passes is not None and args.shape != "backward":
+        raise CommandError("--passes is for --shape backward")
     if args.shape == "decode":
         decoding = decode.study(context)
         groups = _chosen(args, decoding.groups())
@@ -50,8 +52,9 @@ def choose(args: argparse.Namespace, session: Session, dtype: str) -> Chosen:
         protocol = decode.protocol(session.device)
         return Chosen(groups, decoding.host_entrants, protocol=protocol, decoding=about)
     if args.shape == "backward":
-        study = backward.study(context)
-        return Chosen(_chosen(args, study.groups()), study.host_entrants)
+        study = backward.study(context, args.passes)
+        told = {} if args.passes is None else {"passes": list(study.passes)}
+        return Chosen(_chosen(args, study.groups()), study.host_entrants, protocol=told)
     if args.shape == "eight_bit":
         checks: dict[str, Check] = {}
         if args.only is None:

@@ -44,8 +44,8 @@ class Scale:
     bias: Sizes
     varlen: dict[str, tuple[int, int, int]]  # sequences, of how many tokens at least and at most
     varlen_heads: tuple[int, int]  # and head_dim
-    short: tuple[Sizes, ...]  # grids of about one wave
     more: tuple[Sizes, ...]  # what `square` has of one head_dim, of the others
+    short: tuple[Sizes, ...]  # grids of about one wave
     host: Sizes
 
 
@@ -54,6 +54,7 @@ SCALES = {
         square=(
             (1, 16, 16384, 128),
             (4, 16, 4096, 128),
+            (1, 16, 1024, 128),
             (1, 32, 16384, 64),
             (1, 8, 16384, 256),
         ),
@@ -61,8 +62,8 @@ SCALES = {
         bias=(2, 16, 4096, 128),
         varlen={"long": (64, 16, 4096), "short": (128, 16, 512)},
         varlen_heads=(16, 128),
-        short=((1, 16, 1024, 128), (4, 8, 512, 128), (2, 32, 256, 128), (1, 32, 512, 64)),
         more=((4, 32, 4096, 64), (4, 8, 4096, 256)),
+        short=((4, 8, 512, 128), (2, 32, 256, 128), (1, 32, 512, 64)),
         host=(1, 8, 128, 64),
     ),
     "cpu": Scale(
@@ -71,8 +72,8 @@ SCALES = {
         bias=(1, 8, 512, 64),
         varlen={"long": (8, 16, 512)},
         varlen_heads=(8, 64),
-        short=((8, 8, 32, 64), (4, 8, 128, 64)),
         more=(),
+        short=((8, 8, 32, 64), (4, 8, 128, 64)),
         host=(1, 1, 16, 64),
     ),
 }
@@ -98,6 +99,7 @@ class Study:
 
     context: Context
     peers: dict[str, Contestant]
+    passes: Sequence[str] = PASSES  # to time
 
     def groups(self) -> dict[str, list[Group]]:
         """Every group of entrants that take turns, by the name that `--only` takes.
@@ -122,9 +124,9 @@ class Study:
             for causal in masks
             if wants(scale.varlen_heads[1])
         ]
-        found["short"] = [group for sizes in scale.short for group in self._masked(sizes)]
         if scale.more:
             found["more"] = [group for sizes in scale.more for group in self._masked(sizes)]
+        found["short"] = [group for sizes in scale.short for group in self._masked(sizes)]
         return found
 
     def _masked(self, sizes: Sizes) -> list[Group]:
@@ -193,12 +195,12 @@ class Study:
     def _entrants(
         self, problem: Problem, names: Sequence[str], pairs: float | None = None
     ) -> list[Entrant]:
-        """Everybody with the backward pass alone, then with both passes.
+        """Everybody with the backward pass alone, then with both passes, if these are to be timed.
 
         `pairs` counts queries and keys where the case's sizes do not tell.
         """
         entrants = []
-        for passes in PASSES:
+        for passes in self.passes:
             case = replace(problem.case, passes=passes)
             own = replace(problem, case=case)
             _, num_heads, _, head_dim = case.sizes
@@ -217,14 +219,15 @@ class Study:
         return entrants
 
 
-def study(context: Context) -> Study:
-    """The set with all its peers, or those of them that are asked for."""
+def study(context: Context, passes: Sequence[str] | None = None) -> Study:
+    """The set with all its peers and passes, or those of them that are asked for."""
     known = dict(_peers(context.device))
     for name in context.peers or ():
         if name not in known:
             raise CommandError(f"--peers {name}; accepted here: {', '.join(known)}")
     asked = known if context.peers is None else context.peers
-    return Study(context, {name: by_autograd(known[name]) for name in asked})
+    named = {name: by_autograd(known[name]) for name in asked}
+    return Study(context, named, PASSES if passes is None else passes)
 
 
 def _peers(device: str) -> Iterator[tuple[str, Contestant]]:
