@@ -1,6 +1,8 @@
-"""Other projects' tests of caches of keys, with dlattn in the place of the package they test.
+"""Other projects' tests of caches of keys, and of gradients, with dlattn in the place of the
+package they test.
 
     python tools/suites/kvcache_suite.py flash-attention-2 FOLDER --json results.json
+    python tools/suites/kvcache_suite.py flash-attention-4-gradients FOLDER --cases 100 --jobs 8
     python tools/suites/kvcache_suite.py flashinfer FILE -k 'page_size=16' --cases 40 --jobs 8
 
 FOLDER is a copy of the project's repository, or as much of it as the tests need; FILE is one of its
@@ -10,7 +12,8 @@ GPU is made on the CPU.
 
 Cases run in rounds of 20 of each function, those with the least CRC-32 first; --cases keeps so many
 of each function. A case that asks for what dlattn refuses by name has not failed: it is counted
-with the reason. The exit status is 0 only where a case passed that dlattn served, and none failed.
+with the reason, and so is one that `suite_adapters` leaves out. The exit status is 0 only where a
+case passed that dlattn served, and none failed.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def run_file(settings: Settings, path: Path, end: float, folder: Path) -> list[d
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The outcomes of a file's cases, as JSON can hold them."""
     functions: dict[str, Counter[str]] = {}
-    served, refused = Counter[str](), Counter[str]()
+    served, refused, not_promised = Counter[str](), Counter[str](), Counter[str]()
     failed, troubles, left_out, seconds = [], [], {}, []
     for record in records:
         for name, cases in record.get("functions", {}).items():
@@ -89,6 +92,8 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         seconds.append((record.get("seconds", 0.0), record["test"]))
         if record["outcome"] == "refused":
             refused[record["message"]] += 1
+        if record["outcome"] == "not promised":
+            not_promised[record["message"]] += 1
         if record["outcome"] in ("failed", "crashed"):
             failed.append({key: record.get(key) for key in ("test", "outcome", "message")})
     outcomes: Counter[str] = sum(functions.values(), Counter())
@@ -101,6 +106,7 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "served": dict(served.most_common()),
         "refused": dict(refused.most_common(REASONS)),
         "other_refusals": sum(n for _, n in refused.most_common()[REASONS:]),
+        "not_promised": dict(not_promised),
         "left_out": left_out,
         "slowest": sorted(seconds, reverse=True)[:SLOWEST],
         "functions": {name: dict(row) for name, row in functions.items()},

@@ -322,6 +322,182 @@ def test_nvfp4_cache():
 """
 
 
+# Gradients, and what FlashAttention-3 and -4 have besides.
+GRADIENTS_PLAIN = """
+def plain(q, k, v, window=(None, None), used=(0, 0), chunk=0, sink=None):
+    # One sequence, of which so many rows and keys are used; aligned to the bottom right.
+    rows, keys = used[0] or len(q), used[1] or len(k)
+    q, k, v = q[:rows], k[:keys], v[:keys]
+    at = torch.arange(rows)[:, None] + keys - rows
+    key = torch.arange(keys)
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    if window[0] is not None:
+        seen &= key >= at - window[0]
+    if window[1] is not None:
+        seen &= key <= at + window[1]
+    if chunk:
+        seen &= key // chunk == at // chunk
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sink is not None:
+        column = sink[:, None, None].expand(-1, rows, 1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1).nan_to_num()[..., :keys]
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def problem(*, columns=16, rows=6, keys=9, batch=2):
+    made = [(batch, rows, 2, 16), (batch, keys, 2, 16), (batch, keys, 2, columns)]
+    return [torch.randn(*sizes, device="cuda", requires_grad=True) for sizes in made]
+
+
+def check(out, expected, inputs):
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    g = torch.randn_like(out)
+    found = torch.autograd.grad(out, inputs, g)
+    for x, y in zip(found, torch.autograd.grad(expected, inputs, g)):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+"""
+
+GRADIENTS_2 = """
+import pytest
+import torch
+from flash_attn import flash_attn_func
+"""
+GRADIENTS_2 += GRADIENTS_PLAIN
+GRADIENTS_2 += """
+@pytest.mark.parametrize("dropout_p", [0.0, 0.17])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_flash_attn_output(dropout_p, wrong):
+    q, k, v = problem()
+    out, lse, _ = flash_attn_func(q, k, v, dropout_p, return_attn_probs=True)
+    expected = torch.stack([plain(*x) for x in zip(q, k * 1.01 if wrong else k, v)])
+    check(out, expected, (q, k, v))
+
+
+@pytest.mark.parametrize("paged_kv_block_size", [None, 256])
+def test_flash_attn_varlen_causal(paged_kv_block_size):
+    assert paged_kv_block_size is None
+
+
+def test_flash_attn_kvcache():
+    assert False
+"""
+
+GRADIENTS_3 = """
+import os
+
+import pytest
+import torch
+from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+
+assert os.environ["FLASH_ATTENTION_DISABLE_FP8"] == "TRUE"
+"""
+GRADIENTS_3 += GRADIENTS_PLAIN
+GRADIENTS_3 += """
+@pytest.mark.parametrize("has_qv", [False, True])
+@pytest.mark.parametrize("V_colmajor", [False, True])
+@pytest.mark.parametrize("seqlen_k", [1, 9])
+def test_flash_attn_output(has_qv, V_colmajor, seqlen_k):
+    assert not has_qv and not V_colmajor and seqlen_k == 9
+    q, k, v = problem(columns=300)
+    for chunk, splits in ((0, 3), (4, 1)):
+        out = flash_attn_func(q, k, v, attention_chunk=chunk, num_splits=splits, pack_gqa=True)
+        expected = torch.stack([plain(*x, chunk=chunk) for x in zip(q, k, v)])
+        if chunk:
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+        else:
+            check(out, expected, (q, k, v))
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_flash_attn_varlen_output(chunk):
+    q, k, v = problem()
+    rows, keys = (torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (6, 9))
+    used_q, used_k = torch.tensor([[4, 6], [9, 5]], dtype=torch.int32)
+    lists = [x.flatten(0, 1) for x in (q, k, v)]
+    out = flash_attn_varlen_func(
+        *lists, rows, keys, 6, 9, used_q, used_k, window_size=torch.tensor([3, 1]), num_splits=0,
+        attention_chunk=chunk,
+    )
+    parts = []
+    for i, (m, n) in enumerate(((4, 9), (6, 5))):
+        part = plain(q[i], k[i], v[i], (3, 1), (m, n), chunk)
+        parts.append(torch.nn.functional.pad(part, (0, 0, 0, 0, 0, 6 - m)))
+    if chunk:
+        torch.testing.assert_close(out, torch.cat(parts), rtol=1e-4, atol=1e-4)
+    else:
+        check(out, torch.cat(parts), (q, k, v))
+
+
+def test_flash_attn_race_condition():
+    assert False
+"""
+
+GRADIENTS_4 = """
+import pytest
+import torch
+from flash_attn.cute.cache_utils import JITCache
+from flash_attn.cute.interface import (
+    _flash_attn_fwd,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    get_scheduler_metadata,
+)
+from flash_attn.cute.testing import NAME
+
+assert NAME == "of the project"
+"""
+GRADIENTS_4 += GRADIENTS_PLAIN
+GRADIENTS_4 += """
+@pytest.mark.parametrize("window_size", [(None, None), (3, None), (None, 0), (None, -2)])
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_flash_attn_output(window_size, has_sink):
+    q, k, v = problem()
+    sink = torch.randn(2, dtype=torch.float64, requires_grad=True) if has_sink else None
+    out, lse = flash_attn_func(
+        q, k, v, window_size=window_size, learnable_sink=sink, num_splits=1, pack_gqa=None
+    )
+    assert lse.shape == (2, 2, 6)
+    made = [plain(*x, window_size, sink=None if sink is None else sink.float())
+            for x in zip(q, k, v)]
+    check(out, torch.stack(made), (q, k, v) if sink is None else (q, k, v, sink))
+
+
+@pytest.mark.parametrize("unpad_q", [False, True])
+@pytest.mark.parametrize("unpad_kv", [False, True])
+def test_flash_attn_varlen_output(unpad_q, unpad_kv):
+    assert get_scheduler_metadata(nheads=2) is None
+    q, k, v = problem()
+    rows, keys = (torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (6, 9))
+    used_q, used_k = torch.tensor([[4, 6], [9, 5]], dtype=torch.int32)
+    out, lse = flash_attn_varlen_func(
+        q.flatten(0, 1) if unpad_q else q,
+        *(x.flatten(0, 1) if unpad_kv else x for x in (k, v)),
+        cu_seqlens_q=rows if unpad_q else None,
+        cu_seqlens_k=keys if unpad_kv else None,
+        seqused_q=used_q,
+        seqused_k=used_k,
+        causal=True,
+    )
+    parts = []
+    for i, (m, n) in enumerate(((4, 9), (6, 5))):
+        part = plain(q[i], k[i], v[i], (None, 0), (m, n))
+        parts.append(torch.nn.functional.pad(part, (0, 0, 0, 0, 0, 6 - m)))
+    expected = torch.stack(parts)
+    assert out.shape == (q.flatten(0, 1) if unpad_q else q).shape
+    check(out.reshape(expected.shape), expected, (q, k, v))
+
+
+def test_flash_attn_lse_grad():
+    q, k, v = problem()
+    flash_attn_func(q, k, v, score_mod=lambda *_: 0, return_lse=True)
+
+
+def test_flash_attn_small_head_dim():
+    _flash_attn_fwd()
+"""
+
 PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "kvcache_suite.py"
 
 
@@ -393,6 +569,52 @@ def test_flash_attention_3(tmp_path: Path) -> None:
         "attention_with_kvcache": 2,
         "merge_states": 1,
     }
+
+
+def test_gradients_of_flash_attention_2(tmp_path: Path) -> None:
+    status, results, printed = run("flash-attention-2-gradients", tmp_path, GRADIENTS_2)
+    assert status == 1, printed
+    file = results["files"]["test_made_up.py"]
+    assert file["functions"] == {
+        "test_flash_attn_output": {"cases": 2, "passed": 1, "failed": 1},
+        "test_flash_attn_varlen_causal": {"cases": 1, "passed without dlattn": 1},
+    }
+    assert "wrong=True" in file["failed"][0]["test"]
+
+
+def test_gradients_of_flash_attention_3(tmp_path: Path) -> None:
+    status, results, printed = run("flash-attention-3-gradients", tmp_path, GRADIENTS_3)
+    assert status == 0, printed
+    file = results["files"]["test_made_up.py"]
+    assert file["functions"] == {
+        "test_flash_attn_output": {"cases": 2, "passed": 1, "not promised": 1},
+        "test_flash_attn_varlen_output": {"cases": 2, "passed": 2},
+    }
+    assert list(file["not_promised"].values()) == [1]
+    assert "test_flash_attn_race_condition" in file["left_out"]
+
+
+def test_gradients_of_flash_attention_4(tmp_path: Path) -> None:
+    testing = tmp_path / "flash_attn" / "cute" / "testing.py"
+    testing.parent.mkdir(parents=True)
+    testing.write_text("NAME = 'of the project'\n")
+    status, results, printed = run("flash-attention-4-gradients", tmp_path, GRADIENTS_4)
+    assert status == 0, printed
+    file = results["files"]["test_made_up.py"]
+    assert file["functions"] == {
+        "test_flash_attn_output": {"cases": 8, "passed": 6, "refused": 2},
+        "test_flash_attn_varlen_output": {"cases": 4, "passed": 4},
+        "test_flash_attn_lse_grad": {"cases": 1, "refused": 1},
+        "test_flash_attn_small_head_dim": {"cases": 1, "refused": 1},
+    }
+    assert file["refused"]["score_mod: not an argument of dlattn.flash_attn"] == 1
+
+
+@pytest.mark.nightly  # seconds to import torch, to tell what is missing
+def test_flash_attention_4_needs_its_reference(tmp_path: Path) -> None:
+    status, _, printed = run("flash-attention-4-gradients", tmp_path, GRADIENTS_4)
+    assert status == 1
+    assert "no flash_attn/cute/testing.py: bring it beside the project's tests" in printed
 
 
 def test_flashinfer(tmp_path: Path) -> None:

