@@ -13,6 +13,7 @@
 #include "support.h"
 #include "torch_kernel.h"
 #include "torch_ops.h"
+#include "torch_overrideable.h"
 #include "torch_sdpa.h"
 #include "xla.h"
 
@@ -94,6 +95,8 @@ NB_MODULE(_core, m) {
         nb::arg("schemas"), nb::arg("count_refused"));
   m.def("register_torch_raise", register_torch_raise, nb::arg("folder"), nb::arg("exception"));
   m.def("unregister_torch_sdpa", unregister_torch_sdpa);
+  m.def("register_torch_overrideable", register_torch_overrideable, nb::arg("folder"),
+        nb::arg("key"), nb::arg("schemas"));
   m.def("serve_torch_sdpa", serve_torch_sdpa, nb::arg("serving"), nb::arg("gradients"));
   m.def("torch_sdpa_served", torch_sdpa_served, nb::arg("reset"));
   m.def("torch_gradients_are_as_fast", torch_gradients_are_as_fast, nb::arg("torchs"),

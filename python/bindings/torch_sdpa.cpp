@@ -85,17 +85,13 @@ void hand_on(const SdpaKernel& kernel, const Arguments& arguments, SdpaResults& 
   kernel.own(arguments, results);
 }
 
-void put_on(Value* stack, const SdpaKernel& kernel, SdpaResults& results) {
-  for (int i = 0; i < kernel.num_results; ++i) stack[i] = results[i].release();
-}
-
 void serve_or_call_torch(int which, Value* stack) {
   run_or_throw([&] {
     const SdpaKernel& kernel = *kSdpaKernels[which];
     const Arguments arguments(kernel.op.signature, stack);
     SdpaResults results;
     if (!serving || !serve(which, arguments, results)) hand_on(kernel, arguments, results);
-    put_on(stack, kernel, results);
+    put_on(stack, kernel.num_results, results);
   });
 }
 
@@ -109,7 +105,7 @@ bool serve_or_leave(int which, Value* stack) noexcept {
     const bool is_served = serving && compute(which, arguments, results);
     if (is_served || kernel.own) {
       if (!is_served) hand_on(kernel, arguments, results);
-      put_on(stack, kernel, results);
+      put_on(stack, kernel.num_results, results);
       return true;
     }
   } catch (...) {
@@ -130,12 +126,12 @@ void throw_what_python_raised() {
 // Takes the results of a kernel in Python, whose order is that of in_passing_order() in
 // sdpa_native.py. Returns false if it failed: it returns nothing then, as torch before 2.13 prints
 // what goes through its C ABI.
-bool take_results(const SdpaKernel& kernel, Value* stack) {
-  const bool has_numbers = kernel.num_results == kMaxSdpaResults;
+bool take_results(int num_results, Value* stack) {
+  const bool has_numbers = num_results == kMaxSdpaResults;
   if (has_numbers) std::swap(stack[3], stack[4]);
   bool defined = false;
   torch_functions.is_defined(reinterpret_cast<torch_abi::Tensor>(stack[0]), &defined);
-  for (int i = 0; !defined && i < kernel.num_results; ++i) {
+  for (int i = 0; !defined && i < num_results; ++i) {
     const bool is_number = has_numbers && (i == 4 || i == 5);
     if (!is_number) torch_functions.delete_tensor(reinterpret_cast<torch_abi::Tensor>(stack[i]));
   }
@@ -144,11 +140,7 @@ bool take_results(const SdpaKernel& kernel, Value* stack) {
 
 void serve_or_call_python(int which, Value* stack) {
   if (serve_or_leave(which, stack)) return;
-  const SdpaKernel& kernel = *kSdpaKernels[which];
-  char name[128] = "dlattn::";  // an operator of the same name
-  std::strncat(name, kernel.name, sizeof name - std::strlen(name) - 1);
-  if (torch_functions.call(name, "", stack, torch_abi::kVersion) || !take_results(kernel, stack))
-    throw_what_python_raised();
+  call_python(kSdpaKernels[which]->name, kSdpaKernels[which]->num_results, stack);
 }
 
 template <int which>
@@ -168,32 +160,18 @@ constexpr auto kFunctions = functions(std::make_integer_sequence<int, kNumSdpaKe
 
 auto& sdpa_libraries = *new std::vector<torch_abi::Library>;  // as those of torch_ops.cpp
 
-const char* what_torch_lacks(const SdpaKernel& kernel, const std::string& key) {
+bool has_all_functions() {
   const torch_abi::Functions& torch = torch_functions;
-  const bool has_all = torch.is_defined && torch.new_undefined && torch.new_handle && torch.copy &&
-                       torch.call && torch.fill && torch.is_grad_enabled && torch.context &&
-                       torch.are_algorithms_deterministic;
-  if (!is_of_cuda(kernel)) {
-    const bool has_own = torch.last_error && torch.new_value && torch.attention_for_cpu &&
-                         torch.attention_for_cpu_backward;
-    return has_all && has_own ? nullptr : "torch is older than 2.13";
-  }
-  if (!has_all || !raise_in_python) return "torch lacks a function for it";
-  return key == "CUDA" && !torch.get_current_cuda_stream ? "torch has no CUDA" : nullptr;
+  return torch.is_defined && torch.new_undefined && torch.new_handle && torch.copy && torch.call &&
+         torch.fill && torch.is_grad_enabled && torch.context && torch.are_algorithms_deterministic;
 }
 
-// Returns why the kernel cannot be put there; empty if it is.
-std::string add_kernel(const char* operators, const std::string& key, const char* name,
-                       torch_abi::Kernel* kernel) {
-  torch_abi::Library library = nullptr;
-  if (torch_functions.new_library(operators, key.c_str(), "torch_sdpa.cpp", 0, &library))
-    return "torch made no library of kernels";
-  if (torch_functions.add_kernel(library, name, kernel, torch_abi::kVersion)) {
-    torch_functions.delete_library(library);
-    return concat("torch did not take the native ", name);
-  }
-  sdpa_libraries.push_back(library);
-  return {};
+const char* what_kernel_lacks(const SdpaKernel& kernel, const std::string& key) {
+  if (is_of_cuda(kernel)) return what_torch_lacks(key);
+  const torch_abi::Functions& torch = torch_functions;
+  const bool has_own = torch.last_error && torch.new_value && torch.attention_for_cpu &&
+                       torch.attention_for_cpu_backward;
+  return has_all_functions() && has_own ? nullptr : "torch is older than 2.13";
 }
 
 // The kernel of an operator for a key of torch's dispatcher; -1: there is none.
@@ -216,8 +194,9 @@ std::string register_sdpa_kernels(const std::string& folder, const std::string& 
     if (!same_arguments(kernel.op.signature, schema))
       return concat("the native ", kernel.name, " has other arguments");
     if (std::string why = load_torch(folder); !why.empty()) return why;
-    if (const char* const why = what_torch_lacks(kernel, key)) return why;
-    std::string why = add_kernel("aten", key, kernel.name, kFunctions[which]);
+    if (const char* const why = what_kernel_lacks(kernel, key)) return why;
+    std::string why =
+        add_torch_kernel("aten", key, kernel.name, kFunctions[which], &sdpa_libraries);
     if (!why.empty()) return why;
   }
   return {};
@@ -240,6 +219,38 @@ void raise_kernel(Value* stack, std::uint64_t, std::uint64_t) {
 
 }  // namespace
 
+void put_on(Value* stack, int num_results, SdpaResults& results) {
+  for (int i = 0; i < num_results; ++i) stack[i] = results[i].release();
+}
+
+void call_python(const char* name, int num_results, Value* stack) {
+  char full_name[128] = "dlattn::";
+  std::strncat(full_name, name, sizeof full_name - std::strlen(full_name) - 1);
+  if (torch_functions.call(full_name, "", stack, torch_abi::kVersion) ||
+      !take_results(num_results, stack))
+    throw_what_python_raised();
+}
+
+const char* what_torch_lacks(const std::string& key) {
+  if (!has_all_functions() || !raise_in_python) return "torch lacks a function for it";
+  const bool has_device = key != "CUDA" || torch_functions.get_current_cuda_stream;
+  return has_device ? nullptr : "torch has no CUDA";
+}
+
+std::string add_torch_kernel(const char* operators, const std::string& key, const char* name,
+                             torch_abi::Kernel* kernel,
+                             std::vector<torch_abi::Library>* libraries) {
+  torch_abi::Library library = nullptr;
+  if (torch_functions.new_library(operators, key.c_str(), "torch_sdpa.cpp", 0, &library))
+    return "torch made no library of kernels";
+  if (torch_functions.add_kernel(library, name, kernel, torch_abi::kVersion)) {
+    torch_functions.delete_library(library);
+    return concat("torch did not take the native ", name);
+  }
+  libraries->push_back(library);
+  return {};
+}
+
 void check_own_error(torch_abi::Error error) {
   if (error) throw std::runtime_error(torch_functions.last_error());
 }
@@ -255,7 +266,7 @@ nb::str register_torch_raise(nb::handle folder, nb::handle raise) {
   if (!raise_in_python) raise_in_python = raise.inc_ref().ptr();
   std::string why = load_torch(text(folder));
   if (why.empty() && !torch_functions.to_scalar) why = "libtorch_python lacks a function for it";
-  if (why.empty()) why = add_kernel("dlattn", "CPU", "_raise", raise_kernel);
+  if (why.empty()) why = add_torch_kernel("dlattn", "CPU", "_raise", raise_kernel, &sdpa_libraries);
   return nb::str(why.data(), why.size());
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "dlattn/backward.h"
 #include "problem.h"
@@ -83,6 +85,20 @@ extern const SdpaKernel kSdpaForCpu, kSdpaForCpuBackward;
 extern const SdpaKernel kSdpaFlash, kSdpaEfficient, kSdpaCudnn;
 extern const SdpaKernel kSdpaFlashBackward, kSdpaEfficientBackward, kSdpaCudnnBackward;
 extern const SdpaKernel kSdpaPackedFlashBackward;
+
+// These kernels and those of torch_overrideable.cpp have the following in common.
+
+// Puts the results of a call there.
+void put_on(torch_abi::Value* stack, int num_results, SdpaResults& results);
+// Calls the operator of this name in torch.ops.dlattn, a kernel in Python, with the arguments that
+// are still there, and takes its results. Throws what it raises, as torch's own exception: no
+// object of this module's is to be alive then.
+void call_python(const char* name, int num_results, torch_abi::Value* stack);
+// Names a function of torch's that a kernel which leaves calls to Python lacks; null: none.
+const char* what_torch_lacks(const std::string& key);
+// Puts a kernel into torch's dispatcher. Returns why it cannot be done; empty if it is.
+std::string add_torch_kernel(const char* operators, const std::string& key, const char* name,
+                             torch_abi::Kernel* kernel, std::vector<torch_abi::Library>* libraries);
 
 // Throws torch's own error, in torch's words.
 void check_own_error(torch_abi::Error error);

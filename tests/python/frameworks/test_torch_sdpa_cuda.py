@@ -414,5 +414,5 @@ def test_why_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa_native, "ON_CUDA", False)
     assert sdpa_native.replaceable([FLASH]) == set()
     assert sdpa_native.why == {FLASH: "it is switched off"}
-    monkeypatch.setattr(sdpa_native, "_why_exceptions_are_lost", lambda: "they are lost")
+    monkeypatch.setattr(sdpa_native, "why_exceptions_are_lost", lambda: "they are lost")
     assert sdpa_native._register_for("CUDA", FLASH) == "they are lost"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlattn._types import Causal, Layout, Precision, Window
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import ops, overrideable
 from dlattn.integrations.torch.gradients import called_eagerly
 
 
@@ -41,6 +41,16 @@ def attention(
     if window != (None, None):  # which most calls have
         ops.check_window(window)
     ops.check_words(causal, layout)
+    if not return_lse and alibi_slopes is None and sinks is None and precision is None:
+        try:
+            carried = overrideable.attention(
+                *(q, k, v, bias, mask, ops.CAUSAL[causal], softmax_scale, window, softcap),
+                *(layout == "bhsd", batch_invariant),
+            )
+        except RuntimeError as error:
+            raise ops.error_of(error, q=q, k=k, v=v) from None
+        if carried is not None:
+            return carried
     given = [
         q,
         k,

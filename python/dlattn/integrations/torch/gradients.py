@@ -41,10 +41,10 @@ def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
 any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
 
 
-def called_eagerly(*tensors: Any) -> bool:
+def called_eagerly(*tensors: Any, or_cast: bool = False) -> bool:
     """Whether torch's dispatcher has nothing to do for a call but autograd and a kernel.
 
-    There its way through autograd's kernel in Python is left out.
+    There its way through autograd's kernel in Python is left out. `or_cast`: and to cast tensors.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
@@ -55,8 +55,8 @@ def called_eagerly(*tensors: Any) -> bool:
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._is_any_autocast_enabled()
         or torch._C._get_tracing_state()
+        or (not or_cast and torch._C._is_any_autocast_enabled())
     )
 
 
@@ -214,18 +214,22 @@ class Differentiable:
             return function.apply(self, given, *(given[place] for place in self.places))
 
 
-_ASKED = threading.local()
+class _Asked(threading.local):
+    deterministic = False
+
+
+ASKED = _Asked()
 
 
 @contextmanager
 def deterministic_gradients(deterministic: bool) -> Iterator[None]:
     """Operators that are called inside have gradients of the same bits each time, if it is true."""
-    before = getattr(_ASKED, "deterministic", False)
-    _ASKED.deterministic = deterministic
+    before = ASKED.deterministic
+    ASKED.deterministic = deterministic
     try:
         yield
     finally:
-        _ASKED.deterministic = before
+        ASKED.deterministic = before
 
 
 class _Attention(torch.autograd.function._SingleLevelFunction):
@@ -266,7 +270,7 @@ class _Eagerly(torch.autograd.function._SingleLevelFunction):
 def _save(ctx: Any, operator: Differentiable, given: list[Any], output: Any) -> None:
     ctx.set_materialize_grads(False)
     ctx.operator = operator
-    ctx.deterministic = getattr(_ASKED, "deterministic", False)
+    ctx.deterministic = ASKED.deterministic
     ctx.save_for_backward(*[given[i] for i in operator.tensors], *output)
     ctx.settings = [given[i] for i in operator.settings]
 

@@ -77,7 +77,7 @@ def _register(names: Iterable[str]) -> dict[str, str]:
 
 
 def _register_for(key: str, name: str) -> str:
-    if NATIVE[name] == "CUDA" and (reason := _why_exceptions_are_lost()):
+    if NATIVE[name] == "CUDA" and (reason := why_exceptions_are_lost()):
         return reason
     arguments = getattr(torch.ops.aten, name).default._schema.arguments
     schemas = {name: tuple(f"{argument.type} {argument.name}" for argument in arguments)}
@@ -142,7 +142,7 @@ class _Probe(BaseException):
 
 
 @cache
-def _why_exceptions_are_lost() -> str:
+def why_exceptions_are_lost() -> str:
     """Empty if torch raises what a kernel in Python raised when a native one asks for it."""
     _library.define("_raise(Tensor x) -> Tensor")
     if reason := _core.register_torch_raise(_FOLDER, _raised):
