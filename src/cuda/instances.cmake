@@ -31,8 +31,8 @@ dlattn_instance(forward sm90_latent float16 576)
 dlattn_instance(forward sm90_latent bfloat16 576)
 
 dlattn_family(forward sm90_wide ARCH 90a)
-dlattn_instance(forward sm90_wide float16 512)
-dlattn_instance(forward sm90_wide bfloat16 512)
+dlattn_instance(forward sm90_wide float16 320 384 512)
+dlattn_instance(forward sm90_wide bfloat16 320 384 512)
 
 dlattn_family(forward sm90_fp8 ARCH 90a)
 dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)

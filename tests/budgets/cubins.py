@@ -104,7 +104,7 @@ _VARIANTS = {
 _DECODE = ("", "paged", "general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
 _WIDE = 576  # the tile of decode with one kernel a shape, for keys of 16 bits
-# The kernels of sm90_latent, which has one shape, as sm90_wide, whose kernel is one.
+# The kernels of sm90_latent, which has one shape.
 _LATENT = ("", "combine")
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences, those
@@ -133,7 +133,9 @@ _DECODE_KERNEL = re.compile(
 _LATENT_KERNEL = re.compile(
     r"_ZN6dlattn11sm90_latent(?:6|14(combine)_)kernelI(6__half|13__nv_bfloat16)EEv\w+"
 )
-_LARGE_HEADS_KERNEL = re.compile(r"_ZN6dlattn9sm90_wide6kernelI(6__half|13__nv_bfloat16)EEv\w+")
+_LARGE_HEADS_KERNEL = re.compile(
+    r"_ZN6dlattn9sm90_wide6kernelI(6__half|13__nv_bfloat16)Li(\d+)EEEv\w+"
+)
 _WIDE_KERNEL = re.compile(
     r"_ZN6dlattn6decode11wide_kernelI(6__half|13__nv_bfloat16)Li([01])EEEv\w+"
 )
@@ -290,7 +292,7 @@ def name_of(symbol: str) -> str | None:
     if match := _LATENT_KERNEL.fullmatch(symbol):
         return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, match[1] or "")
     if match := _LARGE_HEADS_KERNEL.fullmatch(symbol):
-        return kernel_name("sm90_wide", _TYPES[match[1]], 512)
+        return kernel_name("sm90_wide", _TYPES[match[1]], match[2])
     if match := _WIDE_KERNEL.fullmatch(symbol):
         element, variant = match.groups()
         return kernel_name("decode", _TYPES[element], _WIDE, variants("decode")[int(variant)])

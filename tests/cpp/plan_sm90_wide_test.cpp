@@ -1,5 +1,6 @@
 // Plans of sm90_wide.
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "core/plan/plan.h"
@@ -45,6 +46,13 @@ void served() {
   CHECK_EQ(plan.grid, 2 * 2048 / 128 * 8 * 2);
   CHECK_EQ(plan.num_launches(), 1);
   CHECK_EQ(plan.workspace_bytes, 0);
+  // Smaller heads have tiles of their own, with less work in less memory.
+  for (const auto& [head_dim, tile] : {std::pair(264, 320), {320, 320}, {328, 384}, {392, 512}}) {
+    const Plan smaller = dlattn::plan(problem(DType::kFloat16, head_dim), h200, force("sm90_wide"));
+    CHECK_EQ(smaller.head_dim_tile, tile);
+    CHECK_EQ(smaller.smem_bytes, sm90_wide::tile_config(tile).smem_bytes);
+    CHECK((smaller.predicted_ns < plan.predicted_ns) == (tile < 512));
+  }
   p.seqlen_q = 129;
   CHECK_EQ(dlattn::plan(p, h200, force("sm90_wide")).grid, 2 * 2 * 8 * 2);
   // One of the two head dims is enough.

@@ -163,7 +163,7 @@ void latents_in_pages() {
 void wide_heads() {
   for (const char* kernel : {"auto", "sm90_wide"}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      for (const std::int64_t head_dim : {264, 512}) {
+      for (const std::int64_t head_dim : {264, 384, 512}) {
         for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
           AttentionParams p = problem(dtype, head_dim);
           p.causal = causal;

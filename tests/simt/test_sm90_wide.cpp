@@ -23,8 +23,8 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   const dlattn::sm90_wide::TensorBoxes boxes = dlattn::sm90_wide::tensor_boxes(params);
   const dlattn::sm90_wide::KernelArgs args = {simt::encode(boxes.q), simt::encode(boxes.k),
                                               simt::encode(boxes.v)};
-  simt::with_instance<kFamily, T>(head_dim_tile,
-                                  [&](auto) { dlattn::sm90_wide::kernel<T>(params, shape, args); });
+  simt::with_instance<kFamily, T>(
+      head_dim_tile, [&](auto tile) { dlattn::sm90_wide::kernel<T, tile>(params, shape, args); });
 }
 
 // A cluster has 128 rows, a block 64 of them; tiles of keys are 64, by turns each consumer's.
@@ -35,6 +35,11 @@ std::vector<Case> cases() {
       {65, 130, 512, kCausal},
       {130, 260, 264, kFull},
       {64, 192, 448, kFull, 1, 1, Layout::kBshd, 72},
+      // The smaller tiles: all of their columns, and some.
+      {65, 130, 320, kCausal},
+      {70, 200, 384, kFull, 2, 1},
+      {20, 330, 336, kCausal, 1, 1, Layout::kBshd, 328},
+      {20, 130, 384, kFull, 1, 1, Layout::kBshd, 64},
       // Tiles that one of the blocks does not see, at either end: the slots go on.
       {128, 300, 512, kCausal},
       {200, 90, 512, kTopLeft},

@@ -121,7 +121,8 @@ def test_lengths_by_wgmma(dtype: str, seqlen_q: int, seqlen_k: int, causal: Any)
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
-    ("dim", "dim_v"), [(264, 264), (320, 320), (504, 512), (512, 40), (64, 512)]
+    ("dim", "dim_v"),
+    [(264, 264), (320, 320), (336, 328), (384, 384), (384, 64), (504, 512), (512, 40), (64, 512)],
 )
 def test_head_dims_by_wgmma(dtype: str, dim: int, dim_v: int) -> None:
     q, k, v = qkv(dtype, 150, 390, dim=dim, dim_v=dim_v)
@@ -131,9 +132,10 @@ def test_head_dims_by_wgmma(dtype: str, dim: int, dim_v: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_many_rows_by_wgmma(dtype: str) -> None:
+@pytest.mark.parametrize("dim", [320, 384, 512])
+def test_many_rows_by_wgmma(dim: int, dtype: str) -> None:
     """More clusters than the GPU has at one time, whose slots are used many times."""
-    tensors = qkv(dtype, 2048, 2048, heads=8, dim=512)
+    tensors = qkv(dtype, 2048, 2048, heads=8, dim=dim)
     wide(*tensors)
     wide(*tensors, causal=True)
     first, *others = (dlattn.attention(*tensors, kernel="sm90_wide") for _ in range(5))

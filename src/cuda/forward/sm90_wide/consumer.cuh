@@ -13,13 +13,16 @@ namespace dlattn::sm90_wide {
 // A consumer warpgroup: the block's 64 rows, and half of the columns of out. It computes the
 // probabilities of every other tile of keys, its own, and adds up the values of all tiles in their
 // order, so that both consumers have the same row maxima all the time.
-template <typename T>
+template <typename T, int kTile>
 struct Consumer {
+  static constexpr int kKeySlots = key_slots(kTile), kHalf = half_of(kTile);
+  using Shared = sm90_wide::Shared<kTile>;
+
   const AttentionParams& params;
   const LaunchShape& shape;
   const Shared shared;
   const int consumer;
-  const Stream stream;
+  const Stream<kTile> stream;
   const TileWalk walk;
   const int count;  // tiles of the walk, and of these [begin, end) that this block's rows see
   int begin, end;

@@ -17,11 +17,11 @@
 
 namespace dlattn::sm90_wide {
 
-template <typename T>
+template <typename T, int kTile>
 __global__ void __launch_bounds__(kNumThreads, 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ KernelArgs args) {
-  const Shared shared{ptx::smem_address(ptx::dynamic_smem())};
+  const Shared<kTile> shared{ptx::smem_address(ptx::dynamic_smem())};
   shared.init();
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     ptx::lower_registers<kProducerRegisters>();
     const int consumer = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x % 32 == 0 && consumer < kConsumers)
-      Producer{params, shape, args, shared, consumer}.run();
+      Producer<kTile>{params, shape, args, shared, consumer}.run();
   } else {
     ptx::raise_registers<kConsumerRegisters>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    Consumer<T>(params, shape, shared, warpgroup - 1).run();
+    Consumer<T, kTile>(params, shape, shared, warpgroup - 1).run();
   }
   // The other block arrives at this one's barriers as long as it empties slots.
   ptx::cluster_leave();

@@ -15,8 +15,8 @@ namespace {
 
 using core::refuse;
 
-// A cluster beside its keys, the same of each further one, and a key of all its rows, on an H200
-// (research/steps/h200-large-heads.json).
+// A cluster beside its keys, the same of each further one, and a key of all its rows at tile 512,
+// on an H200 (research/steps/h200-large-heads.json).
 constexpr double kFirst = 12000.0, kNext = 9000.0, kPerKey = 30.0;
 
 bool accepts(const AttentionParams& p, std::string* why) {
@@ -38,8 +38,11 @@ bool accepts(const AttentionParams& p, std::string* why) {
          refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
 }
 
-double predicted_ns(const AttentionParams& p, const DeviceInfo& device) {
-  const cost::OnePerSmSpeed speed = {kFirst, kNext, kPerKey, kPerKey};
+double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int tile) {
+  // By the columns of both products, those of out in whole blocks.
+  const double per_key =
+      kPerKey * (tile + kConsumers * half_of(tile)) / static_cast<double>(2 * kMostColumns);
+  const cost::OnePerSmSpeed speed = {kFirst, kNext, per_key, per_key};
   DeviceInfo clusters = device;  // each of which has the SMs of its blocks
   clusters.num_sms = std::max(device.num_sms / kClusterBlocks, 1);
   const double ns =
@@ -58,7 +61,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   cost::set_tile(p, tile_config(plan->head_dim_tile), plan);
   plan->cluster_size = kClusterBlocks;
   plan->grid *= kClusterBlocks;
-  plan->predicted_ns = predicted_ns(p, device);
+  plan->predicted_ns = predicted_ns(p, device, plan->head_dim_tile);
   return true;
 }
 

@@ -9,9 +9,10 @@
 namespace dlattn::sm90_wide {
 
 // S = Q K^T, or S += Q K^T behind the first one, of 64 columns of the heads.
-template <typename T>
-__device__ __forceinline__ void start_scores(float (&acc_s)[kBlockN / 2], const Shared& shared,
-                                             int block, ptx::SmemAddress slot) {
+template <typename T, int kTile>
+__device__ __forceinline__ void start_scores(float (&acc_s)[kBlockN / 2],
+                                             const Shared<kTile>& shared, int block,
+                                             ptx::SmemAddress slot) {
   const std::uint64_t q = ptx::wgmma_descriptor(shared.q() + block * kSlotBytes, 0);
   const std::uint64_t k = ptx::wgmma_descriptor(slot, 0);
   ptx::wgmma_fence();
@@ -29,8 +30,8 @@ __device__ __forceinline__ std::uint64_t values(ptx::SmemAddress slot) {
 }
 
 // O += P V of 16 keys, with the consumer's own probabilities.
-template <typename T>
-__device__ __forceinline__ void start_own_values(float (&acc_o)[kHalf / 2],
+template <typename T, int kAccumulators>
+__device__ __forceinline__ void start_own_values(float (&acc_o)[kAccumulators],
                                                  const std::uint32_t (&rP)[4],
                                                  ptx::SmemAddress slot) {
   ptx::wgmma_fence();
@@ -39,9 +40,10 @@ __device__ __forceinline__ void start_own_values(float (&acc_o)[kHalf / 2],
 }
 
 // The same with those that the other consumer has left in shared memory.
-template <typename T>
-__device__ __forceinline__ void start_other_values(float (&acc_o)[kHalf / 2], const Shared& shared,
-                                                   int owner, int step, ptx::SmemAddress slot) {
+template <typename T, int kAccumulators, int kTile>
+__device__ __forceinline__ void start_other_values(float (&acc_o)[kAccumulators],
+                                                   const Shared<kTile>& shared, int owner, int step,
+                                                   ptx::SmemAddress slot) {
   const std::uint64_t p = ptx::wgmma_descriptor(shared.probabilities(owner), 0);
   ptx::wgmma_fence();
   ptx::wgmma_ss<T, true>(acc_o,
@@ -51,9 +53,10 @@ __device__ __forceinline__ void start_other_values(float (&acc_o)[kHalf / 2], co
 }
 
 // Leaves a warp's 16 rows of probabilities for the other consumer.
+template <int kTile>
 __device__ __forceinline__ void store_probabilities(const std::uint32_t (&rP)[kSteps][4],
-                                                    const Shared& shared, int consumer, int warp,
-                                                    int lane) {
+                                                    const Shared<kTile>& shared, int consumer,
+                                                    int warp, int lane) {
   const int row = warp * 16 + lane % 16;
   const ptx::SmemAddress to = shared.probabilities(consumer) + row * kBlockRowBytes;
 #pragma unroll

@@ -41,7 +41,10 @@ __device__ __forceinline__ TileWalk walk_of(const AttentionParams& params, const
 // keys, then, step by step, the values in its columns of the other consumer's tile before, then
 // those of its own. A position has the same place in both blocks of the cluster: one copies it to
 // both, when both have emptied it.
+template <int kTile>
 struct Stream {
+  static constexpr int kSlots = num_slots(kTile);
+
   ptx::SmemAddress slots, mbarriers;  // full [kSlots], empty [kSlots]
 
   __device__ __forceinline__ ptx::SmemAddress slot(unsigned position) const {
@@ -70,8 +73,10 @@ struct Stream {
   }
 };
 
+template <int kTile>
 struct Shared {
-  static constexpr SmemMap kMap = smem_map();
+  static constexpr SmemMap kMap = smem_map(kTile);
+  static constexpr int kSlots = num_slots(kTile);
 
   ptx::SmemAddress base;
 
@@ -80,7 +85,7 @@ struct Shared {
     return base + kMap.probabilities + consumer * kSlotBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress queries_full() const { return base + kMap.mbarriers; }
-  __device__ __forceinline__ Stream stream(int consumer) const {
+  __device__ __forceinline__ Stream<kTile> stream(int consumer) const {
     return {base + kMap.slots + consumer * kSlots * kSlotBytes,
             queries_full() + (1 + consumer * 2 * kSlots) * ptx::kMbarrierBytes};
   }
@@ -99,7 +104,7 @@ struct Shared {
       ptx::mbarrier_init(queries_full(), 1);
 #pragma unroll 1
       for (int c = 0; c < kConsumers; ++c) {
-        const Stream keys_values = stream(c);
+        const Stream<kTile> keys_values = stream(c);
 #pragma unroll 1
         for (unsigned i = 0; i < kSlots; ++i) {
           ptx::mbarrier_init(keys_values.full(i), 1);

@@ -5,7 +5,7 @@
 #include "cuda/plan/tile_config.h"
 #include "cuda/tile/wgmma/warpgroup.h"
 
-// The one tile shape: heads of up to 512 columns, of which two consumers have half each.
+// The tile shapes: heads of up to 320, 384 or 512 columns, of which two consumers have half each.
 namespace dlattn::sm90_wide {
 
 using tile::wgmma::kBlockRowBytes;
@@ -20,7 +20,6 @@ constexpr int kRows = tile::wgmma::kWarpgroupRows;  // query rows of a thread bl
 constexpr int kBlockM = kClusterBlocks * kRows;     // of a cluster: of a work tile
 constexpr int kBlockN = 64;                         // keys of a tile
 constexpr int kConsumers = 2;                       // warpgroups, for half of out's columns each
-constexpr int kHalf = kMostColumns / kConsumers;
 constexpr int kNumThreads = (1 + kConsumers) * kWarpgroupThreads;
 // Per thread; together no more than the block has at launch.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -31,13 +30,26 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kBlockColumns = 64;
 constexpr int kStepKeys = 16;
 constexpr int kSteps = kBlockN / kStepKeys;
-constexpr int kKeySlots = kMostColumns / kBlockColumns;  // of a tile
 constexpr int kSlotBytes = kBlockN * kBlockRowBytes;
 constexpr int kStepBlockBytes = kStepKeys * kBlockRowBytes;
-constexpr int kQueryBytes = kKeySlots * kSlotBytes;
-constexpr int kSlots = 9;  // of each consumer
-static_assert(kHalf / kBlockColumns * kStepBlockBytes == kSlotBytes && kRows == kBlockN);
-static_assert(kSlots >= kKeySlots, "a tile's keys are released when its scores are started");
+static_assert(kRows == kBlockN);
+
+// By the columns of a tile: those of out that a consumer has, in whole blocks; the slots of a tile
+// of K; the slots of each consumer.
+constexpr int half_of(int tile) {
+  return (tile / kBlockColumns + kConsumers - 1) / kConsumers * kBlockColumns;
+}
+constexpr int key_slots(int tile) {
+  return tile / kBlockColumns;
+}
+constexpr int num_slots(int tile) {
+  return tile > 384 ? 9 : 10;
+}
+constexpr bool fits(int tile) {
+  return half_of(tile) / kBlockColumns * kStepBlockBytes <= kSlotBytes &&
+         num_slots(tile) >= key_slots(tile);  // keys are released when all scores are started
+}
+static_assert(fits(320) && fits(384) && fits(kMostColumns) && kMostColumns == 512);
 
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
@@ -49,20 +61,22 @@ struct SmemMap {
   int total;
 };
 
-constexpr SmemMap smem_map() {
+constexpr SmemMap smem_map(int tile) {
+  const int slots = num_slots(tile);
   SmemMap map{};
-  map.slots = kQueryBytes;
-  map.probabilities = map.slots + kConsumers * kSlots * kSlotBytes;
+  map.slots = key_slots(tile) * kSlotBytes;
+  map.probabilities = map.slots + kConsumers * slots * kSlotBytes;
   map.mbarriers = map.probabilities + kConsumers * kSlotBytes;
-  map.row_max = map.mbarriers + (1 + 2 * kConsumers * kSlots) * 8;
+  map.row_max = map.mbarriers + (1 + 2 * kConsumers * slots) * 8;
   map.row_sum = map.row_max + kConsumers * kRows * 4;
   map.total = map.row_sum + kConsumers * kRows * 4;
   return map;
 }
-static_assert(smem_map().total <= 227 * 1024);
+static_assert(smem_map(320).total <= 227 * 1024 && smem_map(384).total <= 227 * 1024 &&
+              smem_map(512).total <= 227 * 1024);
 
-constexpr TileConfig tile_config(int) {
-  return {kBlockM, kBlockN, kNumThreads / 32, 1, smem_map().total};
+constexpr TileConfig tile_config(int tile) {
+  return {kBlockM, kBlockN, kNumThreads / 32, 1, smem_map(tile).total};
 }
 
 }  // namespace dlattn::sm90_wide
