@@ -293,7 +293,66 @@ void share_copies(Bug bug, simt::Schedule schedule = 0) {
   }
 }
 
+// A block of a cluster stores numbers in the other one's memory, which copies them back doubled.
+void exchange(Bug bug, simt::Schedule schedule = 0) {
+  static float out[32][4];
+  simt::Launch launch{dim3(2), dim3(32), 1024 + 512, schedule};
+  launch.cluster_size = 2;
+  simt::launch(launch, [&] {
+    const ptx::SmemAddress full = ptx::smem_address(ptx::dynamic_smem());
+    const unsigned lane = threadIdx.x;
+    const ptx::SmemAddress own = full + 1024 + 16 * lane;
+    auto* numbers = reinterpret_cast<float*>(ptx::dynamic_smem() + 1024) + 4 * lane;
+    if (lane == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_sync();
+    if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, bug == Bug::kFewBytes ? 496 : 512);
+    __syncwarp();
+    if (blockIdx.x == 0) {
+      const float sent[4] = {1.0f, 2.0f, 3.0f, static_cast<float>(lane)};
+      std::uint32_t bits[4];
+      std::memcpy(bits, sent, sizeof bits);
+      ptx::store_at_block(own, bits, full, 1);
+      if (bug != Bug::kNoFullWait) ptx::mbarrier_sleep(full, 0);
+      for (int i = 0; i < 4; ++i) out[lane][i] = numbers[i];
+    } else {
+      if (bug != Bug::kNoWaitForOther) ptx::mbarrier_sleep(full, 0);
+      for (int i = 0; i < 4; ++i) numbers[i] *= 2.0f;
+      if (bug != Bug::kNoProxyFence) ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) ptx::copy_to_block(full + 1024, full + 1024, 512, full, 0);
+      __syncwarp();
+      if (bug == Bug::kChangedSource) numbers[0] = 0.0f;
+    }
+    ptx::cluster_leave();
+  });
+  for (int lane = 0; lane < 32; ++lane) {
+    if (out[lane][1] != 4.0f || out[lane][3] != 2.0f * static_cast<float>(lane))
+      fail("numbers sent to and fro");
+  }
+}
+
 const std::vector<Case> kCases = {
+    {"stores and copies between blocks of a cluster",
+     [] {
+       for (int s = 0; s < 5; ++s) exchange(Bug::kNone, s);
+     },
+     nullptr},
+    {"more bytes stored in another block than it expects", [] { exchange(Bug::kFewBytes); },
+     "that expects"},
+    {"no wait for stores of another block",
+     [] {
+       for (int s = 0; s < 9; ++s) exchange(Bug::kNoWaitForOther, s);
+     },
+     kRace, kTsan},
+    {"no wait for a copy of another block", [] { exchange(Bug::kNoFullWait); },
+     "nobody waited for"},
+    {"no fence before a copy to another block", [] { exchange(Bug::kNoProxyFence); },
+     "without fence.proxy.async"},
+    {"the source of a copy to another block that changes", [] { exchange(Bug::kChangedSource); },
+     "the source of a bulk copy changed"},
     {"copies to both blocks of a cluster",
      [] {
        for (int s = 0; s < 5; ++s) share_copies(Bug::kNone, s);

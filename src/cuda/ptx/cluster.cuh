@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/ptx/smem.cuh"
 
 // Thread block clusters: blocks of a grid that run at one time and read each other's shared memory.
@@ -83,6 +85,39 @@ __device__ __forceinline__ void mbarrier_arrive_at_block(SmemAddress own, unsign
       "{ .reg .u32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(own),
       "r"(rank)
+      : "memory");
+#endif
+}
+
+// PTX ISA, "Data Movement and Conversion Instructions: st.async", and mapa. Stores 16 bytes to the
+// shared memory of block `rank`, where `own` is in the caller's. They count for its mbarrier, which
+// lies there where `own_mbarrier` is in the caller's.
+__device__ __forceinline__ void store_at_block(SmemAddress own, const std::uint32_t (&x)[4],
+                                               SmemAddress own_mbarrier, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there, mbarrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %6; mapa.shared::cluster.u32 mbarrier, %5, %6;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+      "[there], {%1, %2, %3, %4}, [mbarrier]; }" ::"r"(own),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(own_mbarrier), "r"(rank)
+      : "memory");
+#endif
+}
+
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk", and mapa. Copies `bytes` of
+// the caller's shared memory to that of block `rank`, where `own` is in the caller's, through the
+// async proxy; both at multiples of 16 bytes. They count for its mbarrier, as above, whose phase
+// says that they have been read, too.
+__device__ __forceinline__ void copy_to_block(SmemAddress own, SmemAddress src, int bytes,
+                                              SmemAddress own_mbarrier, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there, mbarrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 mbarrier, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+      "[there], [%1], %2, [mbarrier]; }" ::"r"(own),
+      "r"(src), "r"(bytes), "r"(own_mbarrier), "r"(rank)
       : "memory");
 #endif
 }

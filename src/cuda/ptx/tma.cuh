@@ -48,6 +48,18 @@ __device__ __forceinline__ void tma_load_to_blocks(SmemAddress dst, const Tensor
       : "memory");
 }
 
+// The same for a tensor of five dimensions.
+__device__ __forceinline__ void tma_load_to_blocks(SmemAddress dst, const TensorMap& map,
+                                                   SmemAddress mbarrier, BoxAt at, int last,
+                                                   unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
+      "l"(&map), "r"(mbarrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(last),
+      "h"(static_cast<unsigned short>(blocks))
+      : "memory");
+}
+
 // The same section. Shared to global memory, in the thread's current bulk group.
 __device__ __forceinline__ void tma_store(const TensorMap& map, SmemAddress src, BoxAt at) {
   asm volatile(

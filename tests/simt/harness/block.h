@@ -109,6 +109,8 @@ void mbarrier_expect(void* memory, std::uint32_t bytes);
 // A copy that will bring so many of them. Whoever waits for nothing else any more completes it.
 void mbarrier_start_bytes(void* memory, std::uint32_t bytes);
 void mbarrier_complete_bytes(void* memory);  // all that are on their way
+// Orders what the caller has done before whoever waits for the current phase.
+void mbarrier_release(void* memory);
 // Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
 // the latter.
 bool mbarrier_wait(void* memory, int parity);
@@ -146,6 +148,9 @@ struct BulkCopy {
   int coordinates[kMaxRank];
   int group;               // of a store
   std::uint64_t checksum;  // of a store's source
+  // A copy between blocks of a cluster has no tensor map, but a source and its bytes.
+  const unsigned char* from = nullptr;
+  int bytes = 0;
 };
 struct BulkLoads {
   static constexpr int kMax = 64;

@@ -111,7 +111,7 @@ inline BulkCopy make_bulk_copy(const TensorMap& map, unsigned char* smem, const 
   if (coordinates[0] * map.element_bytes % 16 != 0)
     die("a bulk copy at column %d, in the midst of 16 bytes", coordinates[0]);
   check_global_access();
-  BulkCopy copy{map, smem, {}, 0, 0};
+  BulkCopy copy{map, smem, {}, 0, 0, nullptr, 0};
   std::memcpy(copy.coordinates, coordinates, rank * sizeof(int));
   return copy;
 }
@@ -129,10 +129,54 @@ inline void issue_bulk_load(const TensorMap& map, unsigned char* smem, void* mba
   add_bulk_load(mbarrier, copy);
 }
 
+inline std::uint64_t checksum_of(const unsigned char* from, int bytes) {
+  std::uint64_t sum = 0;
+  for (int b = 0; b < bytes; b += 16) sum = sum * 31 + checksum(from + b);
+  return sum;
+}
+
+// Between blocks of a cluster; `dst` and the mbarrier are those of block `rank`. As a bulk load,
+// but that the source must still be what it was when somebody waits.
+inline void issue_block_copy(unsigned char* dst, const unsigned char* from, int bytes,
+                             void* mbarrier, unsigned rank) {
+  const auto offset = from - dynamic_smem();
+  if (offset % 16 != 0 || bytes % 16 != 0)
+    die("a bulk copy of %d bytes from shared memory's byte %td", bytes, offset);
+  if (!in_dynamic_smem(from, bytes)) die("a bulk copy from beyond shared memory");
+  for (int b = 0; b < bytes; b += 16) {
+    if (!same_in_async_view(from + b))
+      die("a bulk copy of what threads wrote without fence.proxy.async");
+  }
+  auto issue = [&] {
+    if (!in_dynamic_smem(dst, bytes)) die("a bulk copy beyond shared memory");
+    touch(mbarrier, 8);
+    mbarrier_start_bytes(mbarrier, static_cast<std::uint32_t>(bytes));
+    for (int b = 0; b < bytes; b += 16) {
+      overwrite(dst + b, nullptr, 16, 0xFFFFFFFFu);
+      write_async_view(dst + b, dst + b, 16);
+    }
+    add_bulk_load(mbarrier, {{}, dst, {}, 0, checksum_of(from, bytes), from, bytes});
+  };
+  as_block(rank, [](void* f) { (*static_cast<decltype(issue)*>(f))(); }, &issue);
+}
+
+inline void complete_block_copy(const BulkCopy& copy) {
+  if (checksum_of(copy.from, copy.bytes) != copy.checksum)
+    die("the source of a bulk copy changed before the copy was waited for");
+  for (int b = 0; b < copy.bytes; b += 16) {
+    overwrite(copy.smem + b, copy.from + b, 16, 0);
+    write_async_view(copy.smem + b, copy.smem + b, 16);
+  }
+}
+
 inline void complete_bulk_loads(void* mbarrier) {
   run_tma(mbarrier, [](const BulkLoads& all) {
     for (int i = 0; i < all.count; ++i) {
       const BulkCopy& load = all.loads[i];
+      if (load.from) {
+        complete_block_copy(load);
+        continue;
+      }
       for_each_chunk(load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {
         unsigned char content[16] = {};  // zeros where the tensor ends
         for (int b = chunk.begin; b < chunk.end; ++b) content[b] = chunk.global[b - chunk.begin];

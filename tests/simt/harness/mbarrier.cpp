@@ -109,6 +109,11 @@ void mbarrier_complete_bytes(void* memory) {
   end_phase_if_complete(&m);
 }
 
+void mbarrier_release(void* memory) {
+  const int i = find_mbarrier(memory, "a store's completion");
+  tsan_release(&mbarriers[i].sync->mbarriers[i][mbarriers[i].phase & 1]);
+}
+
 void fence_mbarrier_init() {
   for (int i = 0; i < num_mbarriers; ++i) mbarriers[i].fenced = true;
 }

@@ -22,15 +22,28 @@ inline void tma_load(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier
                         coordinates, 5);
 }
 
-inline void tma_load_to_blocks(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier,
-                               BoxAt at, unsigned blocks) {
+namespace model {
+
+template <typename Load>
+void for_each_block(unsigned blocks, Load load) {
   if (blocks == 0 || blocks >> simt::num_cluster_blocks() != 0)
     simt::die("a copy to blocks %x of a cluster of %d", blocks, simt::num_cluster_blocks());
   for (unsigned rank = 0; blocks >> rank != 0; ++rank) {
     if ((blocks >> rank & 1) == 0) continue;
-    auto load = [&] { tma_load(dst, map, mbarrier, at); };
-    simt::as_block(rank, [](void* f) { (*static_cast<decltype(load)*>(f))(); }, &load);
+    simt::as_block(rank, [](void* f) { (*static_cast<Load*>(f))(); }, &load);
   }
+}
+
+}  // namespace model
+
+inline void tma_load_to_blocks(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier,
+                               BoxAt at, unsigned blocks) {
+  model::for_each_block(blocks, [&] { tma_load(dst, map, mbarrier, at); });
+}
+
+inline void tma_load_to_blocks(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier,
+                               BoxAt at, int last, unsigned blocks) {
+  model::for_each_block(blocks, [&] { tma_load(dst, map, mbarrier, at, last); });
 }
 
 inline void tma_store(const TensorMap& map, SmemAddress src, BoxAt at, int last) {
