@@ -39,12 +39,17 @@ _BACKWARD = {
         "deterministic_softcap",
         "score_mod",
         "score_mod_softcap",
+        "pair",
         "convert",
     ),
     "wmma": ("keys", "queries", "convert", "bias"),
     "scalar": ("keys", "queries"),
 }
-_BACKWARD_SOME_TILES = {("sm90", "score_mod_softcap"): (64, 256)}
+_BACKWARD_SOME_TILES = {
+    ("sm90", "plain"): (64, 128),
+    ("sm90", "score_mod_softcap"): (64, 256),
+    ("sm90", "pair"): (256,),
+}
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
 # Kernels that a backward pass launches beside a family's own.

@@ -180,6 +180,35 @@ void deterministic_on_hopper() {
   }
 }
 
+// Plain problems of wide heads have pairs of blocks, the other launches none.
+void pairs_of_wide_heads() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  for (const std::int64_t head_dim : {128, 136, 256}) {
+    BackwardParams b = backward_problem();
+    AttentionParams& p = b.forward;
+    p.head_dim = p.head_dim_v = head_dim;
+    const auto widen = [&](auto* view) {
+      view->head_stride = head_dim, view->row_stride = 8 * head_dim;
+      view->batch_stride = 2048 * 8 * head_dim;
+    };
+    widen(&p.q), widen(&p.k), widen(&p.v), widen(&p.out), widen(&b.dout);
+    want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+    const bool wide = head_dim > 128;
+    const Plan plain = plan(b, h200, force("sm90"));
+    CHECK(std::string(plain.variant_name) == (wide ? "pair" : "plain"));
+    CHECK_EQ(plain.cluster_size, wide ? 2 : 1);
+    CHECK_EQ(plain.block_n, 128);
+    CHECK_EQ(plain.grid, plain.cluster_size * 2048 / 128 * 8 * 2);
+    CHECK_EQ(plain.launch(2).cluster_size, 1);
+    p.softcap = 5.0;
+    const Plan capped = plan(b, h200, force("sm90"));
+    CHECK(std::string(capped.variant_name) == "softcap" && capped.cluster_size == 1);
+    p.softcap = 0.0, b.deterministic = true;
+    const Plan in_turns = plan(b, h200, force("sm90"));
+    CHECK(std::string(in_turns.variant_name) == "deterministic" && in_turns.cluster_size == 1);
+  }
+}
+
 // Registers do not suffice for both with head_dim 128.
 void score_mod_with_softcap_by_head_dim() {
   const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
@@ -286,6 +315,7 @@ void score_mod_on_hopper() {
 
 int main() {
   score_mod_on_hopper();
+  pairs_of_wide_heads();
   score_mod_with_softcap_by_head_dim();
   deterministic_on_hopper();
   what_is_wanted_is_launched();

@@ -26,6 +26,9 @@ SCORE_TILES = "backward/sm90/score_tiles.cuh"
 SCORE_MOD = "backward/sm90/score_mod.cuh"
 TURNS = "backward/sm90/turns.cuh"
 SM90_KERNEL = "backward/sm90/kernel.cuh"
+PAIR_CONSUMER = "backward/sm90/pair_consumer.cuh"
+PAIR_PRODUCER = "backward/sm90/pair_producer.cuh"
+PAIR_SETUP = "backward/sm90/pair_setup.cuh"
 
 
 def _sm90(kind: str, file: str, part: str, replace: str, asan: bool = False) -> SeedBug:
@@ -119,6 +122,33 @@ BACKWARD_BUGS = (
     _sm90(
         "dQ written before it is sent", CONSUMER, "dq_part().wait_until_sent();\n    ptx::", "ptx::"
     ),
+    # Pairs of blocks.
+    _sm90("dS of pairs without a fence", PAIR_CONSUMER, "ptx::fence_proxy_async();", ""),
+    _sm90("P sent over dS that is read", PAIR_CONSUMER, "shared.scores.wait_empty(use);", ""),
+    _sm90(
+        "P read before it has come",
+        PAIR_CONSUMER,
+        "ptx::mbarrier_sleep(full, static_cast<int>(use / kNumStages % 2));",
+        "",
+    ),
+    _sm90("no wait for dS of both consumers", PAIR_CONSUMER, "shared.scores.wait_full(own);", ""),
+    _sm90(
+        "no wait for the other block's dS",
+        PAIR_CONSUMER,
+        "ptx::mbarrier_sleep(shared.copy_full(own), static_cast<int>(own / kNumStages % 2));",
+        "",
+    ),
+    _sm90("dS sent before it is complete", PAIR_PRODUCER, "shared.scores.wait_full(use);", ""),
+    _sm90("dO brought over dO that is read", PAIR_PRODUCER, "shared.dout.wait_empty(use);", ""),
+    _sm90(
+        "dO freed in the own block alone",
+        PAIR_SETUP,
+        "lane < kPairBlocks",
+        "lane == blockIdx.x % kPairBlocks",
+    ),
+    _sm90("the next tile's head in pairs", PAIR_CONSUMER, "if (next <= m) ++head;", ""),
+    _sm90("one half of dQ's columns twice", PAIR_CONSUMER, "kRank * kNumConsumers + all", "all"),
+    _sm90("P sent in another scale", PAIR_CONSUMER, "high * 0x1p-100f", "high * 0x1p-99f"),
     # Turns of deterministic sums.
     _sm90(
         "no wait for the turn of a tile",

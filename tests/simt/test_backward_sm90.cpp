@@ -2,6 +2,7 @@
 #include "core/plan/choose.h"
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
+#include "cuda/backward/sm90/pair_kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
 #include "cuda/backward/wmma/bias.cuh"
 #include "cuda/backward/wmma/shape.h"
@@ -48,7 +49,11 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     if (launch.variant == sm90::kScoreModSoftcap)
       return sm90::score_mod_softcap_kernel<T, kTile>(problem, maps);
   }
-  sm90::plain_kernel<T, kTile>(problem, maps);
+  if constexpr (sm90::is_wide(kTile)) {
+    sm90::pair_kernel<T, kTile>(problem, maps);
+  } else {
+    sm90::plain_kernel<T, kTile>(problem, maps);
+  }
 }
 
 template <typename T, int kTile>
@@ -149,7 +154,7 @@ class Run {
                            static_cast<std::size_t>(launch.smem_bytes), order.schedule};
       if (launch.kernel == "sm90" && launch.variant != sm90::kConvert) {
         // In the harness blocks that run at once are a cluster. There may be one too many.
-        threads.cluster_size = order.blocks;
+        threads.cluster_size = launch.variant == sm90::kPair ? plan_.cluster_size : order.blocks;
         threads.grid.x = (threads.grid.x + order.blocks - 1) / order.blocks * order.blocks;
       }
       simt::start_early(&threads, tensors_);
@@ -327,6 +332,20 @@ std::vector<Case> deterministic_cases(int head_dim) {
   return cases;
 }
 
+// Pairs of blocks: keys of one consumer alone and of both, one step, several, those of all heads of
+// a group; head dims with columns that there are not.
+std::vector<Case> pair_cases() {
+  return {
+      {1, 3, 256, kFull},
+      {130, 66, 256, kCausal},
+      {129, 257, 256, kTopLeft},
+      {20, 150, 256, kCausal, 4, 1, Layout::kBroadcast, 0, 2},
+      {63, 127, 248, kTopLeft, 2, 2, Layout::kPacked, 136, 2},
+      simt::with(simt::varlen({35, 150, 256, kCausal, 2, 1}, {9, 70, 0, 133}, {133, 90, 20, 300}),
+                 [](Case& c) { c.seqused_k = {129, 20, 20, 300}; }),
+  };
+}
+
 template <typename T, int kTile>
 void run_all(const simt::Arguments& arguments, const std::string& kind,
              const std::vector<Case>& cases, const Wanted& wanted, bool deterministic, int* passed,
@@ -363,6 +382,8 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
     wanted.per[1] = false;
     run_all<T, kTile>(arguments, "summed dbias", {dbias_cases(kTile)[0]}, wanted, false, passed,
                       failed);
+    if constexpr (sm90::is_wide(kTile))
+      run_all<T, kTile>(arguments, "pair", pair_cases(), Wanted(), false, passed, failed);
   }
 }
 

@@ -17,6 +17,12 @@ struct StridedBoxes {
                                        ptx::SmemAddress mbarrier, int column, int row) const {
     ptx::tma_load(to, map, mbarrier, {column, row, head, batch});
   }
+  // To both blocks of a cluster of two.
+  __device__ __forceinline__ void load_to_pair(ptx::SmemAddress to, const ptx::TensorMap& map,
+                                               ptx::SmemAddress mbarrier, int column,
+                                               int row) const {
+    ptx::tma_load_to_blocks(to, map, mbarrier, {column, row, head, batch}, 3);
+  }
   __device__ __forceinline__ void store(const ptx::TensorMap& map, ptx::SmemAddress from,
                                         int column, int row) const {
     ptx::tma_store(map, from, {column, row, head, batch});
@@ -31,6 +37,11 @@ struct VarlenBoxes {
   __device__ __forceinline__ void load(ptx::SmemAddress to, const ptx::TensorMap& map,
                                        ptx::SmemAddress mbarrier, int column, int row) const {
     ptx::tma_load(to, map, mbarrier, at(column, row), kEnd);
+  }
+  __device__ __forceinline__ void load_to_pair(ptx::SmemAddress to, const ptx::TensorMap& map,
+                                               ptx::SmemAddress mbarrier, int column,
+                                               int row) const {
+    ptx::tma_load_to_blocks(to, map, mbarrier, at(column, row), kEnd, 3);
   }
   __device__ __forceinline__ void store(const ptx::TensorMap& map, ptx::SmemAddress from,
                                         int column, int row) const {

@@ -43,6 +43,9 @@ struct Ring {
   __device__ __forceinline__ ptx::SmemAddress full_barrier(unsigned use) const {
     return full + stage(use) * ptx::kMbarrierBytes;
   }
+  __device__ __forceinline__ ptx::SmemAddress empty_barrier(unsigned use) const {
+    return empty + stage(use) * ptx::kMbarrierBytes;
+  }
   // For producers that write the stage themselves.
   __device__ __forceinline__ void end_fill(unsigned use) const {
     ptx::mbarrier_arrive(full + stage(use) * ptx::kMbarrierBytes);

@@ -4,6 +4,7 @@
 
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
+#include "cuda/backward/sm90/pair_kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"
@@ -12,7 +13,11 @@ namespace dlattn::backward_sm90 {
 
 template <typename T, int kTile>
 constexpr auto kernel_of(int variant) {
-  if (variant == kPlain) return plain_kernel<T, kTile>;
+  if constexpr (is_wide(kTile)) {
+    if (variant == kPair) return pair_kernel<T, kTile>;
+  } else {
+    if (variant == kPlain) return plain_kernel<T, kTile>;
+  }
   if (variant == kSoftcap) return softcap_kernel<T, kTile>;
   if (variant == kScoreMod) return score_mod_kernel<T, kTile>;
   if constexpr (has_score_mod_softcap_kernel(kTile)) {
@@ -44,12 +49,13 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
     constexpr int kMaxSmem = variant == kScoreMod || variant == kScoreModSoftcap
                                  ? smem_with_mask(kTile, variant == kScoreModSoftcap)
                                  : 0;
-    cuda::launch_kernel<kKernel, kMaxSmem>(device, launch.grid, num_threads, launch.smem_bytes,
-                                           stream, problem, maps);
+    cuda::launch_clusters<kKernel, kMaxSmem>(device, launch.grid, launch.cluster_size, num_threads,
+                                             launch.smem_bytes, stream, problem, maps);
   };
   switch (launch.variant) {
     case kPlain:
-      return launch_as(std::integral_constant<int, kPlain>());
+    case kPair:
+      return launch_as(std::integral_constant<int, is_wide(kTile) ? kPair : kPlain>());
     case kSoftcap:
       return launch_as(std::integral_constant<int, kSoftcap>());
     case kDeterministic:

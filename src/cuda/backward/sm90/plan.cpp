@@ -95,7 +95,8 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const double group = static_cast<double>(p.num_heads) /
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
   const auto passes = static_cast<double>(num_passes(b));
-  const double longest = cost::mean_seqlen_q(p) * plan.block_n * group * passes;
+  const double longest =  // of a thread block
+      cost::mean_seqlen_q(p) * plan.block_n / plan.cluster_size * group * passes;
   const double blocks = static_cast<double>(plan.grid);
   const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double rounds = std::ceil(blocks / sms);
@@ -122,7 +123,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   } else if (is_in_turns(b)) {
     plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   } else {
-    plan->variant = softcap ? kSoftcap : kPlain;
+    plan->variant = softcap ? kSoftcap : is_in_pairs(b, tile) ? kPair : kPlain;
   }
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
@@ -131,6 +132,12 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->num_stages = kNumStages;
   plan->smem_bytes = smem_bytes(p, tile);
   plan->grid = std::max<std::int64_t>(num_key_blocks(b, tile), 1);
+  if (plan->variant == kPair) {
+    plan->block_n = kPairKeys;
+    plan->smem_bytes = pair_smem_map(tile).total;
+    plan->cluster_size = kPairBlocks;
+    plan->grid *= kPairBlocks;
+  }
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->parts_per_head = slope_parts_per_head(b, tile);
   const BackwardWorkspace map = workspace_map(b, tile);
@@ -146,6 +153,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     convert.variant_name = kKernelNames[kConvert];
     convert.num_warps = kNumConsumers * kWarpgroupThreads / 32;
     convert.smem_bytes = 0;
+    convert.cluster_size = 1;
     convert.grid = std::max<std::int64_t>(num_query_blocks(p, tile), 1);
   }
   if (b.dbias.data && !stores_dbias(b)) {

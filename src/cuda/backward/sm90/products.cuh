@@ -10,10 +10,10 @@ namespace dlattn::backward_sm90 {
 
 // A product of the consumer's rows of K with Q, or of V with dO: both lie in rows along head_dim,
 // of which the tiles have kBlockN and kBlockM. kQueries: those of the consumer.
-template <typename T, int kHeadDim, int kBlockM, int kQueries = kBlockM>
+template <typename T, int kHeadDim, int kBlockM, int kQueries = kBlockM,
+          int kBlockN = block_n(kHeadDim)>
 __device__ __forceinline__ void start_scores(float (&acc)[kQueries / 2], ptx::SmemAddress keys,
                                              ptx::SmemAddress queries) {
-  constexpr int kBlockN = block_n(kHeadDim);
   const std::uint64_t a = ptx::wgmma_descriptor(keys, 0);
   const std::uint64_t b = ptx::wgmma_descriptor(queries, 0);
   ptx::wgmma_fence();
@@ -96,18 +96,20 @@ __device__ __forceinline__ void start_wide_key_sums(float (&acc)[kColumns / 2],
   ptx::wgmma_commit();
 }
 
-// 64 columns of dQ = dS K, of all keys of the block and a step's queries.
+// 64 columns of dQ = dS K, of all keys of the block or pair, and a step's 64 queries.
 template <typename T, int kKeys>
 __device__ __forceinline__ void start_wide_dq(float (&acc)[kBlockColumns / 2],
                                               ptx::SmemAddress scores, ptx::SmemAddress keys) {
-  static_assert(kKeys == kBlockColumns, "a row of a query's scores is one of a block");
   const std::uint64_t a = ptx::wgmma_descriptor(scores, 0);
   const std::uint64_t b = ptx::wgmma_descriptor(keys, 0);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < kKeys; n += 16)
-    ptx::wgmma_ss<T, true>(acc, ptx::wgmma_advance(a, n * 2),
+  for (int n = 0; n < kKeys; n += 16) {
+    const int block = n / kBlockColumns, byte = n % kBlockColumns * 2;
+    ptx::wgmma_ss<T, true>(acc,
+                           ptx::wgmma_advance(a, block * kWarpgroupRows * kBlockRowBytes + byte),
                            ptx::wgmma_advance(b, n * kBlockRowBytes), n > 0);
+  }
   ptx::wgmma_commit();
 }
 

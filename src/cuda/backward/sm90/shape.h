@@ -72,9 +72,18 @@ inline std::int64_t num_passes(const BackwardParams& b) {
   return stores_dbias(b) && b.dbias.batch_stride == 0 ? b.forward.batch_size : 1;
 }
 
+// Whether thread blocks form pairs (pair_kernel.cuh), and the keys of a block or a pair.
+inline bool is_in_pairs(const BackwardParams& b, int head_dim_tile) {
+  return is_wide(head_dim_tile) && b.forward.softcap == 0.0 && !has_score_mod(b.forward) &&
+         !is_in_turns(b);
+}
+inline int keys_of_work(const BackwardParams& b, int head_dim_tile) {
+  return is_in_pairs(b, head_dim_tile) ? kPairKeys : block_n(head_dim_tile);
+}
+
 inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  const std::int64_t blocks = num_row_blocks(p.seqlen_k, block_n(head_dim_tile));
+  const std::int64_t blocks = num_row_blocks(p.seqlen_k, keys_of_work(b, head_dim_tile));
   return blocks * p.num_heads_kv * (p.batch_size / std::max<std::int64_t>(num_passes(b), 1));
 }
 inline int block_m(const AttentionParams& p, int head_dim_tile) {
@@ -156,7 +165,7 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
 inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const std::int64_t passes = std::max<std::int64_t>(num_passes(b), 1);
-  Problem problem = make_problem(b, head_dim_tile, p.seqlen_k, block_n(head_dim_tile),
+  Problem problem = make_problem(b, head_dim_tile, p.seqlen_k, keys_of_work(b, head_dim_tile),
                                  p.num_heads_kv, p.batch_size / passes);
   problem.passes = static_cast<int>(passes);
   const bool causal = p.causal != Causal::kNone;
@@ -171,7 +180,8 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   } else if (causal) {
     // One head at a time here too; but the last ones together, so that the grid ends with short
     // blocks.
-    constexpr std::uint32_t kLastBlocks = 132;  // one for each SM
+    // One for each SM.
+    const std::uint32_t kLastBlocks = is_in_pairs(b, head_dim_tile) ? 132 / kPairBlocks : 132;
     const std::int64_t last = core::ceil_div(kLastBlocks, problem.num_m_blocks.divisor());
     walk_heads(&problem, 1, static_cast<std::uint32_t>(last));
   }
@@ -191,7 +201,7 @@ inline TensorBoxes tensor_boxes(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const int rows = block_m(p, head_dim_tile);
   const auto box = [&](const char* name, const TensorView& x, std::int64_t columns, bool of_keys) {
-    const int box_rows = of_keys ? block_n(head_dim_tile) : rows;
+    const int box_rows = of_keys ? keys_of_work(b, head_dim_tile) : rows;
     const std::int64_t heads = of_keys ? p.num_heads_kv : p.num_heads;
     if (p.cu_seqlens_q)
       return cuda::varlen_box(name, x, columns, of_keys ? p.total_k : p.total_q, heads, box_rows);

@@ -18,11 +18,12 @@ enum Kernel {
   kDeterministicSoftcap,
   kScoreMod,  // ALiBi, bias and mask, in turns or not
   kScoreModSoftcap,
+  kPair,  // plain, of wide heads
   kConvert
 };
 constexpr const char* kKernelNames[] = {
     "plain",     "softcap",           "deterministic", "deterministic_softcap",
-    "score_mod", "score_mod_softcap", "convert"};
+    "score_mod", "score_mod_softcap", "pair",          "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
@@ -134,11 +135,47 @@ constexpr int smem_with_mask(int head_dim_tile, bool softcap) {
          block_m(head_dim_tile, softcap) * block_n(head_dim_tile);
 }
 
+// Pairs of thread blocks, clusters, that share 128 keys of wide heads (pair_kernel.cuh).
+constexpr int kPairBlocks = 2;
+constexpr int kPairKeys = kNumConsumers * kWarpgroupRows;
+constexpr int kPairQueries = 64;  // of a step
+
+// Byte offsets into the dynamic shared memory of either block of a pair. The first one has K and
+// two tiles of Q, the second one V, half of K's columns and one tile of Q.
+struct PairSmemMap {
+  int keys;       // K or V
+  int half_keys;  // the second block's
+  int q;          // the first block's
+  int second_q;   // the second block's
+  int dout;       // [kNumStages], in both
+  int scores;     // [kNumStages] tiles of dS; before it P in the second block
+  int row_stats;  // [kNumStages][kPairQueries] of kRowStatsBytes
+  int mbarriers;
+  int work;
+  int total;
+};
+constexpr int kPairMbarriers = 19;
+
+constexpr PairSmemMap pair_smem_map(int head_dim_tile) {
+  const int queries = tile_bytes(kPairQueries, head_dim_tile);
+  PairSmemMap map{};
+  map.half_keys = map.q = map.keys + tile_bytes(kPairKeys, head_dim_tile);
+  map.second_q = map.half_keys + tile_bytes(kPairKeys, head_dim_tile) / kPairBlocks;
+  map.dout = map.q + kNumStages * queries;
+  map.scores = map.dout + kNumStages * queries;
+  map.row_stats = map.scores + kNumStages * tile_bytes(kPairQueries, kPairKeys);
+  map.mbarriers = map.row_stats + kNumStages * kPairQueries * kRowStatsBytes;
+  map.work = map.mbarriers + kPairMbarriers * 8;
+  map.work = (map.work + 15) / 16 * 16;
+  map.total = map.work + kWorkBytes;
+  return map;
+}
+
 // The most that a kernel of the family takes.
 constexpr int kSmemBytes = smem_map(256, false).total;
 constexpr int kMostSmem = 227 * 1024;
-static_assert(kSmemBytes <= kMostSmem && smem_with_mask(64, false) <= kMostSmem &&
-                  smem_with_mask(128, false) <= kMostSmem,
+static_assert(pair_smem_map(256).total <= kSmemBytes && kSmemBytes <= kMostSmem &&
+                  smem_with_mask(64, false) <= kMostSmem && smem_with_mask(128, false) <= kMostSmem,
               "");
 
 }  // namespace dlattn::backward_sm90
