@@ -14,7 +14,7 @@ from arrays import normal
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
-from dlattn.integrations.torch import overrideable  # noqa: E402
+from dlattn.integrations.torch import kernels, overrideable  # noqa: E402
 
 
 def tensor(*shape: int, seed: int, dtype: Any = torch.float32) -> Any:
@@ -181,6 +181,14 @@ def test_errors_are_those_of_the_function(message: str, wrong: dict[str, Any]) -
     with pytest.raises(want.type, match=message) as found:
         dlattn.torch.attention(**given)
     assert str(found.value) == str(want.value)
+
+
+def test_what_lacked_memory_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function has no gradients; autograd, which has them, is above."""
+    monkeypatch.setattr(kernels, "_lacked_memory", lambda error: True)
+    q, k, v = inputs()
+    with pytest.raises(dlattn.UnsupportedError, match="num_heads is"):
+        dlattn.torch.attention(q, tensor(2, 9, 3, 16, seed=1), v)
 
 
 def test_a_failure_in_the_backward_pass_has_its_class(monkeypatch: pytest.MonkeyPatch) -> None:

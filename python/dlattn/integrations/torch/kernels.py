@@ -140,14 +140,16 @@ def run(name: str, call: Kernel, arguments: Any, named: Any) -> Any:
     """Call an operator below autograd; what it raises is dlattn's exception.
 
     A native kernel that lacked memory leaves the call to the one in Python, which asks torch again:
-    what torch raises then keeps its class, as torch.OutOfMemoryError.
+    what torch raises then keeps its class, as torch.OutOfMemoryError. That one is a function without
+    gradients, which autograd has above it.
     """
     try:
         return call(*arguments, **named)
     except RuntimeError as error:
         if not _lacked_memory(error):
             raise own_error(error) from None
-    return IN_PYTHON[name](*arguments, **named)
+    with torch.no_grad():
+        return IN_PYTHON[name](*arguments, **named)
 
 
 def _lacked_memory(error: RuntimeError) -> bool:
