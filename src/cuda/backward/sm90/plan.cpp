@@ -49,9 +49,10 @@ bool accepts_tensors(const BackwardParams& b, int head_dim_tile, std::string* wh
 struct Speed {
   double rate, block;
 };
-Speed speed(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {3800.0, 5000.0};
-  return head_dim_tile <= 128 ? Speed{4550.0, 8000.0} : Speed{2950.0, 8000.0};
+Speed speed(const Plan& plan) {
+  if (plan.head_dim_tile <= 64) return {3800.0, 5000.0};
+  if (plan.head_dim_tile <= 128) return {4550.0, 8000.0};
+  return {plan.variant == kPair ? 3700.0 : 2950.0, 8000.0};
 }
 
 // By how much ALiBi, and tiles of bias, mask and dbias, lengthen a step, on an H200: with the
@@ -85,7 +86,7 @@ double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& wal
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
   constexpr double kLaunches = 9000.0;
   constexpr double kWithTurns = 1.15;
-  const auto [rate, block] = speed(plan.head_dim_tile);
+  const auto [rate, block] = speed(plan);
   const AttentionParams& p = b.forward;
   const cost::Walk walk = cost::walk(p, 64, 1);
   const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
