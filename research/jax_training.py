@@ -77,7 +77,7 @@ def inputs(rows: int, dtype: Any) -> tuple[Any, ...]:
 
 
 def errors(found: Any, causal: bool, rows: int) -> list[float]:
-    """Of dq, dk and dv; the scores of all heads are kept for it."""
+    """The errors of dq, dk and dv; the scores of all heads are kept for them."""
     exact = step(functools.partial(by_jax, implementation="xla"), causal, inputs(rows, "float32"))
     pairs = zip(found, exact(*inputs(rows, "float32")), strict=True)
     return [float(jnp.abs(x.astype(jnp.float32) - y).max() / jnp.abs(y).max()) for x, y in pairs]

@@ -186,7 +186,7 @@ def test_errors_are_those_of_the_function(message: str, wrong: dict[str, Any]) -
 def test_what_lacked_memory_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its function has no gradients; autograd, which has them, is above."""
     monkeypatch.setattr(kernels, "_lacked_memory", lambda error: True)
-    q, k, v = inputs()
+    q, _, v = inputs()
     with pytest.raises(dlattn.UnsupportedError, match="num_heads is"):
         dlattn.torch.attention(q, tensor(2, 9, 3, 16, seed=1), v)
 

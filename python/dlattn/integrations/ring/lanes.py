@@ -36,7 +36,7 @@ class Running(Generic[_T]):
         self._event = event
 
     def result(self) -> _T:
-        """What the call returned; the current stream waits for it."""
+        """Return what the call did; the current stream waits for it."""
         if self._event is not None:
             self._event.wait()
         return self._result

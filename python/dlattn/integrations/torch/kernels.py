@@ -140,8 +140,8 @@ def run(name: str, call: Kernel, arguments: Any, named: Any) -> Any:
     """Call an operator below autograd; what it raises is dlattn's exception.
 
     A native kernel that lacked memory leaves the call to the one in Python, which asks torch again:
-    what torch raises then keeps its class, as torch.OutOfMemoryError. That one is a function without
-    gradients, which autograd has above it.
+    what torch raises then keeps its class, as torch.OutOfMemoryError. That one has no gradients;
+    autograd, which has them, is above it.
     """
     try:
         return call(*arguments, **named)
