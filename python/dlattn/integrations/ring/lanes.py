@@ -30,20 +30,22 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
 class Running(Generic[_T]):
     """A call that was enqueued. It keeps what the call reads."""
 
-    def __init__(self, result: _T, reads: Any, event: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, result: _T, reads: Any = None, wait: Callable[[], None] | None = None
+    ) -> None:
         self._result = result
         self._reads = reads
-        self._event = event
+        self._wait = wait
 
     def result(self) -> _T:
-        """Return what the call did; the current stream waits for it."""
-        if self._event is not None:
-            self._event.wait()
+        """Return what the call did; the caller's stream waits for it."""
+        if self._wait is not None:
+            self._wait()
         return self._result
 
 
 class Lanes:
-    """A context in which `run` enqueues calls; when it is left, the current stream waits for all.
+    """A context in which `run` enqueues calls; when it is left, the caller's stream waits for all.
 
     Without `several`, or on a CPU, they are on the current stream.
     """
@@ -57,12 +59,14 @@ class Lanes:
 
     def run(self, function: Callable[[], _T], reads: Any) -> Running[_T]:
         if not self._streams:
-            return Running(function(), None, None)
+            return Running(function())
         stream = self._streams[self._next]
         self._next = (self._next + 1) % len(self._streams)
         stream.wait_stream(self._home)
         with torch.cuda.stream(stream):
-            return Running(function(), reads, stream.record_event())
+            result = function()
+        event = stream.record_event()
+        return Running(result, reads, lambda: self._home.wait_event(event))
 
     def kept(self, *tensors: torch.Tensor) -> None:
         """Say that these outlive the context: they may lie in memory of the calls' streams."""
