@@ -170,7 +170,7 @@ def backward(
     dq = Gradient(problem, q, sum_dtype(q))
     own = [Gradient(problem, x, sum_dtype(x)) for x in (k, v)]
     arriving, returning = ring.keys(0, [k, v]), _NOTHING
-    running, shares = _Begun([], []), list[torch.Tensor]()
+    running, shares = _NOTHING_BEGUN, list[torch.Tensor]()
     with Lanes(q, several=ring.n > 1) as lanes:
         # At s the calls of step s begin, those before end, and gradients of step s - 2 travel.
         for s in range(ring.n + 1):
@@ -179,16 +179,12 @@ def backward(
             returning = ring.gradients(s - 2, shares, [k, v]) if s > 1 else _NOTHING
             messages = ring.start(arriving, returning)
             try:
-                begun = _Begun([], [])
+                begun = _NOTHING_BEGUN
                 if s < ring.n:
                     step, (k_step, v_step) = ring.steps[s], keys
+                    operands = (dout, q, k_step, v_step, out, lse, slopes)
                     begun = _Begun(
-                        [
-                            calls.backward(
-                                problem, call, dout, q, k_step, v_step, out, lse, slopes, lanes
-                            )
-                            for call in step.calls
-                        ],
+                        [calls.backward(problem, x, *operands, lanes) for x in step.calls],
                         [Gradient(problem, x, gradient_dtype(x, step)) for x in keys],
                     )
                 if s > 2:
@@ -216,6 +212,9 @@ class _Begun(NamedTuple):
 
     calls: list[tuple[Range, Range, Running[Any]]]
     found: list[Gradient]
+
+
+_NOTHING_BEGUN = _Begun([], [])
 
 
 def _end(step: _Begun, dq: Gradient) -> list[torch.Tensor]:
