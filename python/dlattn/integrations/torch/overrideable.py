@@ -87,7 +87,7 @@ def attention(
 
     The caller has looked at causal and at the window. Errors are those of the operator.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     if not any_requires_grad(q, k, v, bias) or softcap != 0.0:
         return None
