@@ -95,8 +95,8 @@ def test_messages_travel_beside_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "backward", counted(calls.backward, group))
     forward, backward = passes_of(group, (64,), False, "zigzag", Mask(None, 0))
     assert forward == "2cw2cw2cwc"
-    # Gradients of a step go with the keys of the next but one, the last two steps' alone.
-    assert backward == "2cw2cw2cw2cw2w2w"
+    # Gradients of the step before go with the keys of the next one, the last ones alone.
+    assert backward == "2cw2cw4cw2cw2w"
 
 
 @pytest.mark.parametrize(

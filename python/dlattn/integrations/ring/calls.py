@@ -16,7 +16,6 @@ import torch
 import dlattn
 from dlattn._types import Layout
 from dlattn.integrations.ring.communication import Group
-from dlattn.integrations.ring.lanes import Lanes, Running
 from dlattn.integrations.ring.schedule import Call, Mask, Step, steps
 from dlattn.integrations.ring.shards import Range
 
@@ -156,18 +155,19 @@ def forward(
     k: torch.Tensor,
     v: torch.Tensor,
     slopes: torch.Tensor | None,
-    lanes: Lanes,
-) -> tuple[Range, Running[tuple[torch.Tensor, torch.Tensor]]]:
+) -> tuple[Range, torch.Tensor, torch.Tensor]:
     """The rows of q that a call computes, and their out and lse over its keys alone."""
     given = _operands(problem, call, q, slopes)
     function: Any = dlattn.attention_varlen if problem.packed else dlattn.attention
-    q, k, v = (problem.rows(x, rows) for x, rows in ((q, given.q), (k, given.k), (v, given.k)))
-
-    def attention() -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = function(q, k, v, **given.varlen, **given.options, return_lse=True)
-        return out, lse if given.lse_offset is None else (lse + given.lse_offset).float()
-
-    return given.q, lanes.run(attention, (q, k, v, given))
+    out, lse = function(
+        problem.rows(q, given.q),
+        problem.rows(k, given.k),
+        problem.rows(v, given.k),
+        **given.varlen,
+        **given.options,
+        return_lse=True,
+    )
+    return given.q, out, lse if given.lse_offset is None else (lse + given.lse_offset).float()
 
 
 def backward(
@@ -180,8 +180,7 @@ def backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     slopes: torch.Tensor | None,
-    lanes: Lanes,
-) -> tuple[Range, Range, Running[Any]]:
+) -> tuple[Range, Range, Any]:
     """The rows of q and of k that a call computes, and their gradients' share of it.
 
     out and lse are those over all keys.
@@ -193,17 +192,16 @@ def backward(
     lse = lse.narrow(-1, given.q[0], given.q[1] - given.q[0])
     if given.lse_offset is not None:
         lse = (lse - given.lse_offset).float()
-    dout, q, out = (problem.rows(x, given.q) for x in (dout, q, out))
-    k, v = (problem.rows(x, given.k) for x in (k, v))
-    operands = (dout, q, k, v, out, lse)
-
-    def attention() -> Any:
-        return function(
-            *operands,
-            **given.varlen,
-            **given.options,
-            needs=("dq", "dk", "dv"),
-            deterministic=problem.deterministic,
-        )
-
-    return given.q, given.k, lanes.run(attention, (*operands, given))
+    found = function(
+        problem.rows(dout, given.q),
+        problem.rows(q, given.q),
+        problem.rows(k, given.k),
+        problem.rows(v, given.k),
+        problem.rows(out, given.q),
+        lse,
+        **given.varlen,
+        **given.options,
+        needs=("dq", "dk", "dv"),
+        deterministic=problem.deterministic,
+    )
+    return given.q, given.k, found

@@ -5,9 +5,6 @@ itself, and only those that the mask leaves. Partial results are merged in fp32 
 order of steps. The backward pass has out and lse over all keys, by which each step's gradients are
 shares of the whole; those of keys go back to the process that has them.
 
-A step's results are taken up when the next step's calls have been enqueued, which begin before the
-last blocks of this one end.
-
 Source: Liu, Zaharia, Abbeel. Ring attention with blockwise transformers. arXiv:2310.01889, 2023.
 """
 
@@ -21,10 +18,8 @@ from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring import calls
 from dlattn.integrations.ring.calls import Problem
 from dlattn.integrations.ring.communication import Messages
-from dlattn.integrations.ring.lanes import Lanes, Running
 from dlattn.integrations.ring.schedule import Step
 from dlattn.integrations.ring.sharding import take_rows
-from dlattn.integrations.ring.shards import Range
 from dlattn.integrations.ring.sums import Gradient, States, sum_dtype
 from dlattn.integrations.torch.gradients import with_rows_side_by_side
 
@@ -63,7 +58,7 @@ class _Ring:
 
     def keys(self, s: int, own: list[torch.Tensor]) -> _Exchange:
         """The keys of step s, of which there may be none."""
-        if s >= self.n:
+        if s == self.n:
             return _NOTHING
         sent = [take_rows(x, self.theirs[s].rows, self.problem.row_dim) for x in own]
         if s == 0:
@@ -124,35 +119,18 @@ def forward(
     ring = _Ring(problem)
     states = States(problem, q, v.shape[-1])
     arriving = ring.keys(0, [k, v])
-    running = list[_Result]()
-    with Lanes(q, several=ring.n > 1) as lanes:
-        for s, step in enumerate(ring.steps):
-            k_step, v_step = arriving.received
-            arriving = ring.keys(s + 1, [k, v])
-            messages = ring.start(arriving)
-            try:
-                begun = [
-                    calls.forward(problem, call, q, k_step, v_step, slopes, lanes)
-                    for call in step.calls
-                ]
-                _add_results(states, running)
-                running = begun
-            finally:  # the next call's messages must not meet these
-                messages.wait()
-        _add_results(states, running)
-        if sinks is not None:
-            _add_sinks(problem, states, q, sinks)
-        out, lse = states.result()
-        lanes.kept(out, lse)
-    return out, lse
-
-
-_Result = tuple[Range, Running[tuple[torch.Tensor, torch.Tensor]]]
-
-
-def _add_results(states: States, running: list[_Result]) -> None:
-    for rows, call in running:
-        states.add(rows, *call.result())
+    for s, step in enumerate(ring.steps):
+        k_step, v_step = arriving.received
+        arriving = ring.keys(s + 1, [k, v])
+        messages = ring.start(arriving)
+        try:
+            for call in step.calls:
+                states.add(*calls.forward(problem, call, q, k_step, v_step, slopes))
+        finally:  # the next call's messages must not meet these
+            messages.wait()
+    if sinks is not None:
+        _add_sinks(problem, states, q, sinks)
+    return states.result()
 
 
 def backward(
@@ -169,62 +147,34 @@ def backward(
     ring = _Ring(problem)
     dq = Gradient(problem, q, sum_dtype(q))
     own = [Gradient(problem, x, sum_dtype(x)) for x in (k, v)]
-    arriving, returning = ring.keys(0, [k, v]), _NOTHING
-    running, shares = _NOTHING_BEGUN, list[torch.Tensor]()
-    with Lanes(q, several=ring.n > 1) as lanes:
-        # At s the calls of step s begin, those before end, and gradients of step s - 2 travel.
-        for s in range(ring.n + 1):
-            keys = arriving.received
-            returned, arriving = returning.received, ring.keys(s + 1, [k, v])
-            returning = ring.gradients(s - 2, shares, [k, v]) if s > 1 else _NOTHING
-            messages = ring.start(arriving, returning)
-            try:
-                begun = _NOTHING_BEGUN
-                if s < ring.n:
-                    step, (k_step, v_step) = ring.steps[s], keys
-                    operands = (dout, q, k_step, v_step, out, lse, slopes)
-                    begun = _Begun(
-                        [calls.backward(problem, x, *operands, lanes) for x in step.calls],
-                        [Gradient(problem, x, gradient_dtype(x, step)) for x in keys],
-                    )
-                if s > 2:
-                    _add(own, returned, ring.theirs[s - 3])
-                shares = _end(running, dq)
-                running = begun
-            finally:
-                messages.wait()
-        returned, returning = returning.received, ring.gradients(ring.n - 1, shares, [k, v])
-        messages = ring.start(returning)
+    arriving, returning, shares = ring.keys(0, [k, v]), _NOTHING, list[torch.Tensor]()
+    for s, step in enumerate(ring.steps):
+        k_step, v_step = arriving.received
+        returned, arriving = returning.received, ring.keys(s + 1, [k, v])
+        returning = ring.gradients(s - 1, shares, [k, v]) if s > 0 else _NOTHING
+        messages = ring.start(arriving, returning)
         try:
-            if ring.n > 1:
-                _add(own, returned, ring.theirs[-2])
-            rounded = dq.result(q.dtype)  # while the last gradients travel
+            if s > 1:
+                _add(own, returned, ring.theirs[s - 2])
+            found = [Gradient(problem, x, gradient_dtype(x, step)) for x in (k_step, v_step)]
+            for call in step.calls:
+                q_rows, k_rows, share = calls.backward(
+                    problem, call, dout, q, k_step, v_step, out, lse, slopes
+                )
+                dq.add([q_rows], share.dq)
+                for x, y in zip(found, (share.dk, share.dv), strict=True):
+                    x.add([k_rows], y)
+            shares = [x.result(x.dtype) for x in found]
         finally:
             messages.wait()
-        _add(own, returning.received, ring.theirs[-1])
-        gradients = [rounded, *(x.result(q.dtype) for x in own)]
-        lanes.kept(*gradients)
-    return gradients
-
-
-class _Begun(NamedTuple):
-    """A step's calls with their rows of q and k, and the gradients of its keys, to be summed."""
-
-    calls: list[tuple[Range, Range, Running[Any]]]
-    found: list[Gradient]
-
-
-_NOTHING_BEGUN = _Begun([], [])
-
-
-def _end(step: _Begun, dq: Gradient) -> list[torch.Tensor]:
-    """Add what a step's calls found to dq; the gradients of its keys."""
-    for q_rows, k_rows, call in step.calls:
-        share = call.result()
-        dq.add([q_rows], share.dq)
-        for x, y in zip(step.found, (share.dk, share.dv), strict=True):
-            x.add([k_rows], y)
-    return [x.result(x.dtype) for x in step.found]
+    returned, returning = returning.received, ring.gradients(ring.n - 1, shares, [k, v])
+    messages = ring.start(returning)
+    if ring.n > 1:
+        _add(own, returned, ring.theirs[-2])
+    rounded = dq.result(q.dtype)  # while the last gradients travel
+    messages.wait()
+    _add(own, returning.received, ring.theirs[-1])
+    return [rounded, *(x.result(q.dtype) for x in own)]
 
 
 def _add(own: list[Gradient], shares: list[torch.Tensor], step: Step) -> None:
