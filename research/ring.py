@@ -14,9 +14,6 @@ all others, and those in which NCCL's run alone (`exposed`) or nothing does (`id
 the traces are kept. `peak_bytes` is what a call adds to the memory that its inputs take.
 
 With --high-priority the group's messages go before attention, as TORCH_NCCL_HIGH_PRIORITY=1 has it.
-
-Unproven, as no more than two GPUs have run it since: how much less of NCCL's kernels is exposed
-with gradients and keys in one message, and with attention that begins a little after its start.
 """
 
 from __future__ import annotations
