@@ -89,7 +89,6 @@ std::vector<Tensor> read_call(const SdpaOperator& op, const Arguments& arguments
   p.window_left = settings.window_left();
   p.window_right = settings.window_right();
   problem->layout = settings.layout();
-  problem->options.batch_invariant = settings.batch_invariant();
   problem->return_lse = true;
   read_tensors(tensors, problem);
   p.softmax_scale = arguments.given(op.scale) ? arguments.number(op.scale) : default_scale(p);
@@ -99,7 +98,9 @@ std::vector<Tensor> read_call(const SdpaOperator& op, const Arguments& arguments
 void run_forward(const Arguments& arguments, SdpaResults& results) {
   Problem problem;
   const AttentionParams& p = problem.params;
-  read_call(kForward, arguments, Settings(arguments.number(kForward.dropout_p)), &problem);
+  const Settings settings(arguments.number(kForward.dropout_p));
+  read_call(kForward, arguments, settings, &problem);
+  problem.options.batch_invariant = settings.batch_invariant();  // the backward pass has no such
   OwnedTensor& out = results[0].tensor;
   OwnedTensor& lse = results[1].tensor;
   out = empty_tensor("out", problem.out.sizes, problem.out.ndim, p.out.dtype, p.device);

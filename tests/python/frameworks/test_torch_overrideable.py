@@ -88,6 +88,17 @@ def test_bits_are_those_of_the_function(name: str) -> None:
         assert torch.equal(found, want)
 
 
+def test_batch_invariance_is_the_forward_pass_s() -> None:
+    """Few rows and many heads: with it the CPU would sum gradients in another order."""
+    q, k, v = tensor(3, 2, 8, 16, seed=1), tensor(3, 40, 2, 16, seed=2), tensor(3, 40, 2, 8, seed=3)
+    found = []
+    for options in ({}, {"batch_invariant": True}):
+        out = dlattn.torch.attention(q, k, v.requires_grad_(), **options)
+        assert is_carried(out)
+        found.append(torch.autograd.grad(out, v, tensor(3, 2, 8, 8, seed=4))[0])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 2), (1, 3)])
 def test_only_what_is_asked_for(wanted: tuple[int, ...]) -> None:
     given = [x.detach() for x in inputs()] + [tensor(8, 9, seed=4)]
