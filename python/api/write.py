@@ -148,6 +148,16 @@ def _tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[
     yield from (f"{a.name}," for a in arguments if a.is_tensor)
 
 
+def _required_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """As the entries of a dict."""
+    yield from (f'"{a.name}": {a.name},' for a in arguments if a.is_tensor and a.default is None)
+
+
+def _optional_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """By keyword."""
+    yield from (f"{a.name}={a.name}," for a in arguments if a.is_tensor and a.default is not None)
+
+
 def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """In the order of torch's operators, whose settings stand behind all tensors."""
     for argument in sorted(arguments, key=lambda a: a.default is not None and not a.is_tensor):
@@ -157,8 +167,10 @@ def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator
 
 # Torch's schemas have no types for these; operators take numbers.
 _OF_OPERATORS = {
-    "causal": "ops.CAUSAL[causal]",
-    "window": "*(-1 if side is None else side for side in window)",
+    "max_seqlen_q": 'arguments.length(max_seqlen_q, "max_seqlen_q")',
+    "max_seqlen_k": 'arguments.length(max_seqlen_k, "max_seqlen_k")',
+    "causal": "arguments.CAUSAL[causal]",
+    "window": "*sides",
     "layout": 'layout == "bhsd"',
 }
 
@@ -183,6 +195,8 @@ _LINES = {
     "keywords_only": _keywords_only,
     "entries": _entries,
     "tensors": _tensors,
+    "required_tensors": _required_tensors,
+    "optional_tensors": _optional_tensors,
     "operands": _operands,
 }
 

@@ -121,7 +121,7 @@ def varlen(
     seqused_k: Any,
     block_table: Any,
     descales: dict[str, Any],
-    deterministic: Any = False,
+    deterministic: bool = False,
     **options: Any,
 ) -> Any:
     """`attention_varlen`, with flash-attn's ways to tell the lengths of keys in pages."""
@@ -137,7 +137,7 @@ def varlen(
     if _views.wants_gradients(q, k, v, options.get("alibi_slopes"), options.get("sinks")):
         from dlattn.integrations.torch import flash
 
-        function = partial(flash.attention_varlen, deterministic=bool(deterministic))
+        function = partial(flash.attention_varlen, deterministic=deterministic)
     try:
         return function(
             q,

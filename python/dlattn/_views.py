@@ -54,7 +54,7 @@ def rename(error: Exception, names: Mapping[str, str]) -> None:
 def shape_of(x: Any, name: str) -> Shape:
     try:
         return tuple(x.shape)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # torch's nested tensors raise the last one
         frameworks.find(type(x), name)  # raises TypeError for what is no tensor
         raise TypeError(
             f"{name} is of type {type(x).__qualname__}, which has no shape; accepted: a torch, "

@@ -114,6 +114,7 @@ def flash_attn_func(
         softmax_lse, S_dmask), softmax_lse being (batch, num_heads, seqlen_q).
     """
     options = options_of(dropout_p, causal, softcap, return_attn_probs)
+    _views.check_flag(deterministic, "deterministic")
     if window_size is not NO_WINDOW:
         shape = _views.shape_of(k, "k")
         options["window"] = window_of(window_size, causal, shape[1] if len(shape) == 4 else 0)
@@ -121,7 +122,7 @@ def flash_attn_func(
     if _views.wants_gradients(q, k, v, alibi_slopes, s_aux):
         from dlattn.integrations.torch import flash
 
-        function = partial(flash.attention, deterministic=bool(deterministic))
+        function = partial(flash.attention, deterministic=deterministic)
     try:
         result = function(
             q,
@@ -279,6 +280,7 @@ def flash_attn_varlen_func(
         S_dmask), softmax_lse being (num_heads, total_q).
     """
     options = options_of(dropout_p, causal, softcap, return_attn_probs, return_softmax_lse)
+    _views.check_flag(deterministic, "deterministic")
     options["batch_invariant"] = one_split(num_splits)
     options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
     if window_size is not NO_WINDOW:

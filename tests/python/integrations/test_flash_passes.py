@@ -273,6 +273,12 @@ WRONG_BACKWARD: dict[str, Wrong] = {
         r"^softmax_lse: shape is \(2, 4, 8\)",
     ),
     "no lse": ({"softmax_lse": None}, TypeError, "softmax_lse is of type NoneType"),
+    "deterministic": ({"deterministic": "yes"}, TypeError, "deterministic is of type str"),
+    "sparse dout": (
+        {"dout": torch.zeros(2, 9, HEADS, DIM).to_sparse()},
+        TypeError,
+        "^dout: .*accepted: a dense tensor",
+    ),
     "dout of NumPy": ({"dout": np.zeros(3)}, TypeError, "dout is of type ndarray"),
     "dq of another dtype": (
         {"dq": torch.zeros(2, 9, HEADS, DIM, dtype=torch.float16)},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlattn._types import Causal, Layout, Precision, Window
-from dlattn.integrations.torch import ops, overrideable
+from dlattn.integrations.torch import arguments, ops, overrideable
 from dlattn.integrations.torch.gradients import called_eagerly
 
 
@@ -38,36 +38,32 @@ def attention(
     alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
     `precision` is refused.
     """
-    if window != (None, None):  # which most calls have
-        ops.check_window(window)
-    ops.check_words(causal, layout)
-    if not return_lse and alibi_slopes is None and sinks is None and precision is None:
-        try:
+    arguments.check(causal, softmax_scale, softcap, precision, layout, return_lse, batch_invariant)
+    sides = arguments.sides_of(window)
+    try:
+        if not return_lse and alibi_slopes is None and sinks is None and precision is None:
             carried = overrideable.attention(
-                *(q, k, v, bias, mask, ops.CAUSAL[causal], softmax_scale, window, softcap),
+                *(q, k, v, bias, mask, arguments.CAUSAL[causal], softmax_scale, sides, softcap),
                 *(layout == "bhsd", batch_invariant),
             )
-        except RuntimeError as error:
-            raise ops.error_of(error, q=q, k=k, v=v) from None
-        if carried is not None:
-            return carried
-    given = [
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        alibi_slopes,
-        sinks,
-        ops.CAUSAL[causal],
-        softmax_scale,
-        *(-1 if side is None else side for side in window),
-        softcap,
-        precision,
-        layout == "bhsd",
-        batch_invariant,
-    ]
-    try:
+            if carried is not None:
+                return carried
+        given = [
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            alibi_slopes,
+            sinks,
+            arguments.CAUSAL[causal],
+            softmax_scale,
+            *sides,
+            softcap,
+            precision,
+            layout == "bhsd",
+            batch_invariant,
+        ]
         if called_eagerly(
             q,
             k,
@@ -81,7 +77,18 @@ def attention(
         else:
             out, lse = torch.ops.dlattn.attention(*given)
     except RuntimeError as error:
-        raise ops.error_of(error, q=q, k=k, v=v) from None
+        raise arguments.error_of(
+            error,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+            },
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+        ) from None
     return (out, lse) if return_lse else out
 
 
@@ -109,25 +116,24 @@ def attention_varlen(
     batch_invariant: bool = False,
 ) -> Any:
     """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
-    if window != (None, None):  # which most calls have
-        ops.check_window(window)
-    ops.check_words(causal, layout)
+    arguments.check(causal, softmax_scale, softcap, precision, layout, return_lse, batch_invariant)
+    sides = arguments.sides_of(window)
     given = [
         q,
         k,
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
+        arguments.length(max_seqlen_q, "max_seqlen_q"),
+        arguments.length(max_seqlen_k, "max_seqlen_k"),
         seqused_k,
         bias,
         mask,
         alibi_slopes,
         sinks,
-        ops.CAUSAL[causal],
+        arguments.CAUSAL[causal],
         softmax_scale,
-        *(-1 if side is None else side for side in window),
+        *sides,
         softcap,
         precision,
         layout == "bhsd",
@@ -150,5 +156,19 @@ def attention_varlen(
         else:
             out, lse = torch.ops.dlattn.attention_varlen(*given)
     except RuntimeError as error:
-        raise ops.error_of(error, q=q, k=k, v=v) from None
+        raise arguments.error_of(
+            error,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "cu_seqlens_q": cu_seqlens_q,
+                "cu_seqlens_k": cu_seqlens_k,
+            },
+            seqused_k=seqused_k,
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+        ) from None
     return (out, lse) if return_lse else out

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 import dlattn.integrations.torch.backward  # noqa: F401  registers operators
 from dlattn._errors import UnsupportedError
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import _functions
 from dlattn.integrations.torch.gradients import deterministic_gradients
-from dlattn.integrations.torch.kernels import own_error
 
 
-def attention(
-    q: Any, k: Any, v: Any, *, deterministic: bool, return_lse: bool, **named: Any
-) -> Any:
+def attention(*given: Any, deterministic: bool, **named: Any) -> Any:
     """`dlattn.attention` with gradients, for the keywords that flash-attn's functions pass."""
-    return _call("attention", deterministic, return_lse, {"q": q, "k": k, "v": v, **named})
+    return _call(_functions.attention, deterministic, given, named)
 
 
-def attention_varlen(*given: Any, deterministic: bool, return_lse: bool, **named: Any) -> Any:
+def attention_varlen(*given: Any, deterministic: bool, **named: Any) -> Any:
     """The same of `dlattn.attention_varlen`."""
-    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-    arguments = {**dict(zip(names, given, strict=True)), **named}
-    return _call("attention_varlen", deterministic, return_lse, arguments)
+    return _call(_functions.attention_varlen, deterministic, given, named)
 
 
-def _call(name: str, deterministic: bool, return_lse: bool, given: dict[str, Any]) -> Any:
-    left, right = given.pop("window", (None, None))
+def _call(function: Callable[..., Any], deterministic: bool, given: Any, named: Any) -> Any:
     for argument in ("q_descale", "k_descale", "v_descale", "page_table", "out"):
-        if given.pop(argument, None) is not None:
+        if named.pop(argument, None) is not None:
             raise UnsupportedError(
                 f"{argument} is given and an input requires grad; accepted: None, as a call with "
                 "it has no gradients"
             )
-    given["causal"] = ops.CAUSAL[given["causal"]]
-    given["scale"] = given.pop("softmax_scale")
-    given |= {"window_left": -1 if left is None else left}
-    given |= {"window_right": -1 if right is None else right}
-    try:
-        with deterministic_gradients(deterministic):
-            out, lse = getattr(torch.ops.dlattn, name)(**given)
-    except RuntimeError as error:
-        raise own_error(error) from None
-    return (out, lse) if return_lse else out
+    with deterministic_gradients(deterministic):
+        return function(*given, **named)

@@ -279,23 +279,29 @@ def _write(
 ) -> None:
     """Compute the gradients that have a tensor."""
     del return_lse  # of the forward pass
+    _views.check_flag(deterministic, "deterministic")
     for name, x in (("dout", dout), ("out", out), ("softmax_lse", lse)):
         if not isinstance(x, torch.Tensor):
             kind = type(x).__qualname__
             raise TypeError(f"{name} is of type {kind}; accepted: a torch tensor")
     # Autograd expands the gradient of a sum; numbers of rows, once merged, may lie transposed.
-    dout, lse = (x if x.ndim == 0 or x.stride(-1) == 1 else x.contiguous() for x in (dout, lse))
+    dout, lse = map(_with_rows_side_by_side, (dout, lse))
     try:
         function(
             *(dout, q, k, v, out, lse, *lengths),
             **gradients,
             needs=[name for name, x in gradients.items() if x is not None],
-            deterministic=bool(deterministic) or torch.are_deterministic_algorithms_enabled(),
+            deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
             **options,
         )
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, {"lse": "softmax_lse"})
         raise
+
+
+def _with_rows_side_by_side(x: torch.Tensor) -> torch.Tensor:
+    is_dense = x.layout == torch.strided and not x.is_nested  # others are refused later on
+    return x if not is_dense or x.ndim == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def _delta(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

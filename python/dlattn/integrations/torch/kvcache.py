@@ -11,7 +11,7 @@ import torch
 
 import dlattn
 from dlattn._types import Causal, Window
-from dlattn.integrations.torch import autocast, ops
+from dlattn.integrations.torch import arguments, autocast, ops
 from dlattn.integrations.torch.gradients import forward_only
 
 _SCHEMA = (
@@ -54,8 +54,10 @@ def attention_with_kvcache(
     rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
     among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
     """
-    ops.check_window(window)
-    ops.check_words(causal, layout)
+    arguments.check(causal, softmax_scale, softcap, None, layout, return_lse, batch_invariant)
+    sides = arguments.sides_of(window)
+    if max_seqlen_k is not None:
+        max_seqlen_k = arguments.length(max_seqlen_k, "max_seqlen_k", "an int or None")
     try:
         out, lse = torch.ops.dlattn.attention_with_kvcache(
             q,
@@ -66,9 +68,9 @@ def attention_with_kvcache(
             cache_batch_idx,
             leftpad_k,
             max_seqlen_k,
-            ops.CAUSAL[causal],
+            arguments.CAUSAL[causal],
             softmax_scale,
-            *(-1 if side is None else side for side in window),
+            *sides,
             softcap,
             mask,
             alibi_slopes,
@@ -79,8 +81,18 @@ def attention_with_kvcache(
             v_descale,
         )
     except RuntimeError as error:
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k}
-        raise ops.error_of(error, **tensors) from None
+        raise arguments.error_of(
+            error,
+            {"q": q, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k},
+            page_table=page_table,
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=leftpad_k,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_descale=k_descale,
+            v_descale=v_descale,
+        ) from None
     return (out, lse) if return_lse else out
 
 

@@ -13,7 +13,6 @@ Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +24,9 @@ from dlattn import _core
 from dlattn._types import Causal, Window
 from dlattn.integrations.torch import autocast, flops, vmap
 from dlattn.integrations.torch.gradients import Differentiable, autograd_kernel, forward_only
-from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
+from dlattn.integrations.torch.kernels import Kernels, count_write
 
-# Alignments of the causal mask as the operators have them.
-CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
+# Alignments of the causal mask, in the order of their numbers.
 _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
 # The arguments of both operators of attention behind their tensors; -1: no limit of a window.
@@ -49,50 +47,6 @@ _VARLEN = _QKV + LENGTHS
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 # The operators with gradients.
 DIFFERENTIABLE: dict[str, Differentiable] = {}
-
-
-def check_words(causal: Any, layout: Any) -> None:
-    """Raise UnsupportedError unless an operator has a number for them."""
-    if not isinstance(causal, (int, str)) or causal not in CAUSAL:
-        raise dlattn.UnsupportedError(
-            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
-        )
-    if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
-        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
-
-
-def check_window(window: Any) -> None:
-    """Raise UnsupportedError unless an operator has numbers for it."""
-    sides = window if isinstance(window, (tuple, list)) else ()
-    if len(sides) != 2 or not all(
-        side is None or (isinstance(side, (int, torch.SymInt)) and side >= 0) for side in sides
-    ):
-        raise dlattn.UnsupportedError(
-            f"window is {window!r}; accepted: (left, right), each None or an int from 0 on"
-        )
-
-
-# torch's words for an argument of another type than the operator's, and the types in dlattn's.
-_WRONG_TYPE = re.compile(
-    r"Expected a value of type '([\w\[\]]+)' for argument '(\w+)' but instead found type '([\w.]+)'"
-)
-_ACCEPTED = {"Tensor": "a torch.Tensor", "float": "a number", "int": "an int", "bool": "a bool"}
-_NAMES = {"scale": "softmax_scale"}
-
-
-def error_of(error: RuntimeError, **tensors: Any) -> Exception:
-    """Return what `dlattn.attention` would raise where an operator raised `error`."""
-    for name, x in tensors.items():
-        if x is None:  # an undefined tensor to torch
-            return TypeError(f"{name} is None; accepted: a torch.Tensor")
-    found = _WRONG_TYPE.search(str(error))
-    if found is None:
-        return own_error(error)
-    kind, argument, given = found.groups()
-    inner = kind.removeprefix("Optional[").removesuffix("]")
-    accepted = _ACCEPTED.get(inner, inner) + (" or None" if kind != inner else "")
-    name = _NAMES.get(argument, argument)
-    return TypeError(f"{name} is of type {given}; accepted: {accepted}")
 
 
 def operators() -> dict[str, str]:

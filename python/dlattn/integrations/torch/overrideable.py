@@ -41,7 +41,7 @@ _BACKWARD = f"{_FORWARD}_backward"
 _GRADIENTS = "_overrideable_gradients"
 _FOLDER = str(Path(torch.__file__).parent / "lib")
 _WINDOW_BITS = 23
-_NO_WINDOW = (None, None)
+_NO_WINDOW = (-1, -1)
 
 # By the type of a device, why its calls go by Python's function. Empty: they need not; None: no
 # call has asked yet.
@@ -71,21 +71,21 @@ def unpack(dropout_p: float) -> dict[str, Any]:
 
 
 def attention(
-    q: torch.Tensor,
+    q: torch.Tensor | None,
     k: torch.Tensor,
     v: torch.Tensor,
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
     causal: int,
     softmax_scale: Any,
-    window: Any,
-    softcap: Any,
+    window: tuple[int, int],
+    softcap: float,
     bhsd: bool,
-    batch_invariant: Any,
+    batch_invariant: bool,
 ) -> torch.Tensor | None:
     """Attention with gradients, or None where this way does not carry the call.
 
-    The caller has looked at causal and at the window. Errors are those of the operator.
+    The caller has looked at all but the tensors. Errors are those of the operator.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -94,12 +94,12 @@ def attention(
     given = bias if mask is None else mask
     if (given is not bias and bias is not None) or not called_eagerly(q, k, v, given, or_cast=True):
         return None
+    if q is None:  # to be refused
+        return None
     kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else "other"
     if why[kind] is None:
         _register_for(kind)
-    if why[kind] or type(batch_invariant) is not bool:
-        return None
-    if softmax_scale is not None and type(softmax_scale) is not float:
+    if why[kind] or (softmax_scale is not None and type(softmax_scale) is not float):
         return None
     packed = -1.0 - (
         causal
@@ -109,7 +109,7 @@ def attention(
         + 32 * batch_invariant
     )
     if window != _NO_WINDOW:
-        left, right = (0 if side is None else side + 1 for side in window)
+        left, right = (side + 1 for side in window)
         if max(left, right) >= 1 << _WINDOW_BITS:
             return None
         packed -= left << 6 | right << (6 + _WINDOW_BITS)

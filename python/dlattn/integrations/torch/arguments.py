@@ -1,0 +1,166 @@
+"""Arguments of the functions of `dlattn.torch`: checked, and as operators have them.
+
+They are refused as `dlattn.attention` refuses its own. Its checks are native, which torch cannot
+trace, and torch's do not suffice: where an operator has a number they take a bool, a text or a
+tensor on a device too, for which the host waits.
+"""
+
+from __future__ import annotations
+
+import re
+from numbers import Real
+from typing import Any, get_args
+
+import torch
+
+import dlattn
+from dlattn._numbers import integer
+from dlattn._types import Precision
+from dlattn.integrations.torch.kernels import own_error
+
+# Alignments of the causal mask as the operators have them.
+CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
+
+_PRECISIONS: tuple[str, ...] = get_args(Precision)
+_MOST_LENGTH = 2**31 - 1
+_MOST_WINDOW = 1 << 40  # more than any sequence has
+_NO_SIDES = (-1, -1)
+
+
+def check(
+    causal: Any,
+    softmax_scale: Any,
+    softcap: Any,
+    precision: Any,
+    layout: Any,
+    return_lse: Any,
+    batch_invariant: Any,
+) -> None:
+    """Raise UnsupportedError or TypeError unless an operator can have them."""
+    if causal is not False and causal is not True:
+        _check_word("causal", causal, CAUSAL, "False, True, 'bottom_right', 'top_left'")
+    if softmax_scale is not None and type(softmax_scale) is not float:
+        _check_number("softmax_scale", softmax_scale, "a number or None")
+    if type(softcap) is not float:
+        _check_number("softcap", softcap, "a number")
+    if precision is not None:
+        _check_word("precision", precision, _PRECISIONS, f"None, {str(_PRECISIONS)[1:-1]}")
+    if type(layout) is not str or layout != "bshd":
+        _check_word("layout", layout, ("bshd", "bhsd"), "'bshd', 'bhsd'")
+    if return_lse is not False and return_lse is not True:
+        raise _wrong_type("return_lse", return_lse, "a bool")
+    if batch_invariant is not False and batch_invariant is not True:
+        raise _wrong_type("batch_invariant", batch_invariant, "a bool")
+
+
+def sides_of(window: Any) -> Any:
+    """The two sides of a window as operators have them. -1: no limit."""
+    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
+    if is_pair and window[0] is None and window[1] is None:
+        return _NO_SIDES
+    sides = [_side(side) for side in window] if is_pair else []
+    if not sides or sides[0] is None or sides[1] is None:
+        raise dlattn.UnsupportedError(
+            f"window is {_shown(window)}; accepted: (left, right), each None or an int from 0 on"
+        )
+    return sides
+
+
+def length(value: Any, name: str, accepted: str = "an int") -> Any:
+    """A length as operators have it."""
+    if isinstance(value, torch.SymInt):
+        return value
+    number = integer(value)
+    if number is None:
+        raise _wrong_type(name, value, accepted)
+    # A length that torch traces has no value yet.
+    if not torch.compiler.is_compiling() and not 0 <= number <= _MOST_LENGTH:
+        raise dlattn.UnsupportedError(
+            f"{name} is {number}; accepted: an int from 0 to {_MOST_LENGTH}"
+        )
+    return number
+
+
+def _side(value: Any) -> Any:
+    """None: it is not accepted."""
+    if value is None:
+        return -1
+    number = value if isinstance(value, torch.SymInt) else integer(value)
+    if number is None or number < 0:
+        return None
+    return number if number < _MOST_WINDOW else _MOST_WINDOW
+
+
+def _check_word(name: str, value: Any, known: Any, accepted: str) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise dlattn.UnsupportedError(f"{name} is {_shown(value)}; accepted: {accepted}")
+
+
+def _check_number(name: str, value: Any, accepted: str) -> None:
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _wrong_type(name, value, accepted)
+    if torch.compiler.is_compiling():
+        return
+    try:
+        float(value)
+    except OverflowError:  # an int beyond the floats
+        raise dlattn.UnsupportedError(
+            f"{name} is {_shown(value)}; accepted: a finite number"
+        ) from None
+
+
+def _wrong_type(name: str, value: Any, accepted: str) -> TypeError:
+    return TypeError(f"{name} is of type {_type_of(value)}; accepted: {accepted}")
+
+
+def _type_of(value: Any) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+# torch's words for an argument of another type than the operator's, and the types in dlattn's.
+_WRONG_TYPE = re.compile(
+    r"Expected a value of type '([\w\[\]]+)' for argument '(\w+)' but instead found type '([\w.]+)'"
+)
+_ACCEPTED = {"Tensor": "a torch.Tensor", "float": "a number", "int": "an int", "bool": "a bool"}
+_NAMES = {"scale": "softmax_scale"}
+
+
+def error_of(error: RuntimeError, required: dict[str, Any], **optional: Any) -> Exception:
+    """Return what `dlattn.attention` would raise where an operator raised `error`.
+
+    Tensors of the call come by name, those that the operator requires and the others.
+    """
+    for name, x in required.items():
+        if x is None:  # an undefined tensor to torch
+            return TypeError(f"{name} is None; accepted: a torch.Tensor")
+    if isinstance(error, NotImplementedError):  # the operator has no kernel for one of them
+        for name, x in {**required, **optional}.items():
+            if isinstance(x, torch.Tensor) and (kind := _what_is_not_served(x)):
+                return TypeError(f"{name} is {kind}; accepted: a dense tensor on the CPU or CUDA")
+    found = _WRONG_TYPE.search(str(error))
+    if found is None:
+        return own_error(error)
+    kind, argument, given = found.groups()
+    inner = kind.removeprefix("Optional[").removesuffix("]")
+    accepted = _ACCEPTED.get(inner, inner) + (" or None" if kind != inner else "")
+    name = _NAMES.get(argument, argument)
+    return TypeError(f"{name} is of type {given}; accepted: {accepted}")
+
+
+def _what_is_not_served(x: torch.Tensor) -> str:
+    if x.is_nested:
+        return "a nested tensor"
+    if x.is_quantized:
+        return f"a quantized tensor of {x.dtype}"
+    if x.layout != torch.strided:
+        return f"of layout {x.layout}"
+    return "" if x.device.type in ("cpu", "cuda") else f"on {x.device}"
