@@ -88,7 +88,9 @@ class BackwardProblem {
       if (nb::isinstance<nb::str>(needs)) {
         unsupported("needs is a str; accepted: None, or a sequence of names, as (\"dq\", \"dk\")");
       }
-      for (const nb::handle name : names_of(needs)) want(name);
+      const nb::tuple names = names_of(needs);
+      for (const nb::handle name : names) want(name);
+      if (nb::len(names) == 0) refuse_needs(repr_text(needs));
     }
     for (int i = 0; i < kNumGradients; ++i) {
       if (!given(i).is_none() && !wanted_[i]) {

@@ -67,4 +67,10 @@ void set_gradient(int i, const Tensor& tensor, const Tensor& input, const Proble
   gradient.batch_stride = view.batch_stride, gradient.head_stride = view.head_stride;
 }
 
+void refuse_needs(const std::string& needs) {
+  unsupported("needs is ", needs,
+              ", which names no gradient; accepted: at least one of them, as (\"dq\", \"dk\"), or "
+              "None");
+}
+
 }  // namespace dlattn::python

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "dlattn/backward.h"
@@ -24,5 +25,8 @@ void set_dlse(const Tensor& dlse, const Problem& problem, BackwardParams* params
 // Checks that the tensor is as the input.
 void set_gradient(int i, const Tensor& tensor, const Tensor& input, const Problem& problem,
                   BackwardParams* params);
+
+// Refuses `needs`, as Python prints it, which names no gradient.
+[[noreturn]] void refuse_needs(const std::string& needs);
 
 }  // namespace dlattn::python

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -70,6 +71,8 @@ void run_backward(const AttentionOperator& op, Value* stack) {
   const Device device = problem.params.device;
   bool wanted[kNumGradients];
   arguments.flags(op.needs, wanted, kNumGradients);
+  if (std::none_of(wanted, wanted + kNumGradients, [](bool one) { return one; }))
+    refuse_needs("[]");
   std::vector<OwnedTensor> gradients;
   for (int i = 0; i < kNumGradients; ++i) {
     if (!wanted[i]) continue;
