@@ -172,9 +172,28 @@ void forward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
     call_python(kForwardName, kNumForwardResults, stack);
 }
 
+// Takes the arguments of a backward call whose dout is zero, as is that of a node without a
+// gradient, and gives results without gradients. Returns false for others.
+bool give_nothing(Value* stack) {
+  bool has_dout = false;
+  const auto dout = reinterpret_cast<torch_abi::Tensor>(stack[kBackward.grad_out]);
+  check_torch_error(torch_functions.is_defined(dout, &has_dout), "reading a tensor");
+  if (has_dout) return false;
+  SdpaResults results;
+  for (int i = 0; i < kNumBackwardResults; ++i) results[i].tensor = undefined_tensor();
+  {
+    const Arguments arguments(kBackward.signature, stack);
+  }
+  put_on(stack, kNumBackwardResults, results);
+  return true;
+}
+
 // Torch's backward operator, for autograd's keys: there it would give results to whose gradients
 // it has an error of its own. With gradients on, they may be asked for, and Python has dlattn's.
 void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
+  bool is_nothing = false;
+  run_or_throw([&] { is_nothing = give_nothing(stack); });
+  if (is_nothing) return;
   const bool differentiably = torch_functions.is_grad_enabled();
   call_python(differentiably ? kBackwardName : kGradientsName, kNumBackwardResults, stack);
 }

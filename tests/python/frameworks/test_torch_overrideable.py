@@ -373,3 +373,40 @@ def test_removing_torchs_kernels_leaves_it() -> None:
     with pytest.raises(dlattn.UnsupportedError):
         dlattn.torch.attention(given[0], given[1][:, :, :1, :8], given[2])
     out.sum().backward()
+
+
+def test_undefined_gradients() -> None:
+    """Those of a node behind that gives none, as gradcheck tries."""
+
+    class Without(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            return None
+
+    given = inputs()
+    for again in (False, True):
+        out = Without.apply(dlattn.torch.attention(*given))
+        found = torch.autograd.grad(
+            out.sum(), given, create_graph=again, allow_unused=True, materialize_grads=False
+        )
+        assert found == (None,) * 3
+    given = [x.detach().double().requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(
+        dlattn.torch.attention, given, eps=1e-4, atol=1e-4, rtol=1e-3, nondet_tol=0
+    )
+
+
+def test_compiled_autograd() -> None:
+    """Torch traces the node's backward pass, whose forward pass was eager."""
+    compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    given = inputs()
+    out = dlattn.torch.attention(*given)
+    want = torch.autograd.grad(out.sum(), given, retain_graph=True)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        out.sum().backward()
+    torch._dynamo.reset()
+    assert all(torch.equal(x.grad, y) for x, y in zip(given, want, strict=True))

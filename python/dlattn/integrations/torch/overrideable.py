@@ -161,6 +161,15 @@ def _define_gradients() -> None:
     _library.define(f"{_GRADIENTS}({arguments}")
     _library.impl(_GRADIENTS, torch.library.fallthrough_kernel, "Autograd")
 
+    def shapes(*given: Any, **_: Any) -> Any:
+        named = _by_name(_BACKWARD, given)
+        inputs = (named[name] for name in (*_QKV, "attn_bias"))
+        wanted = zip(inputs, named["grad_input_mask"], strict=True)
+        return _all_results([x.new_empty(x.shape) if w else None for x, w in wanted], named)
+
+    # Compiled autograd traces the node's backward pass, whose forward pass was eager.
+    torch.library.register_fake(f"dlattn::{_GRADIENTS}", shapes, lib=_library)
+
     def count(*given: Any, out_val: Any = None, **_: Any) -> int:
         del out_val
         named = _by_name(_BACKWARD, given)
@@ -210,9 +219,14 @@ def _backward(_keys: Any, *given: Any, scale: float | None = None, **options: An
     inputs = [dout, *(named[name] for name in (*_QKV, "out", "logsumexp")), None]
     found = iter(run("attention_backward", backward_operator("attention"), inputs, arguments))
     results = [next(found) if wanted else None for wanted in named["grad_input_mask"]]
-    if results[0] is None:
-        results[0] = named["query"].new_empty(0)  # nobody reads it; a failure has no first result
-    return tuple(results)
+    return _all_results(results, named)
+
+
+def _all_results(gradients: list[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+    """Those that are wanted and None, but for the first: a failure has no first result."""
+    if gradients[0] is None:
+        gradients[0] = named["query"].new_empty(0)  # nobody reads it
+    return tuple(gradients)
 
 
 _QKV = ("query", "key", "value")
