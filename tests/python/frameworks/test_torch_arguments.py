@@ -144,3 +144,31 @@ def test_nested_tensors_have_no_shape() -> None:
     ):
         with pytest.raises(TypeError, match=f"^{name} is of type Tensor, which has no shape; acc"):
             function(**given)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_tensors_of_the_device_meta(function: str) -> None:
+    """Beside others torch would take the operator's shapes for its results."""
+    call, given = FUNCTIONS[function]
+    for argument, x in given().items():
+        if not isinstance(x, torch.Tensor):
+            continue
+        of_meta = given() | {argument: x.detach().to("meta")}
+        with pytest.raises(
+            dlattn.UnsupportedError, match=r" is on (cpu|meta); accepted: (meta|cpu)"
+        ):
+            call(**of_meta)
+    if function not in FLASH:  # which need no operator without gradients
+        of_meta = {
+            name: x.detach().to("meta") if isinstance(x, torch.Tensor) else x
+            for name, x in given().items()
+        }
+        assert call(**of_meta).is_meta
+
+
+def test_states_on_the_device_meta() -> None:
+    out, lse = torch.ones(2, 3, 4, 8), torch.ones(2, 4, 3)
+    with pytest.raises(
+        dlattn.UnsupportedError, match=r"^lses is on meta; accepted: cpu, where out"
+    ):
+        torch.ops.dlattn.merge_states([out, out], [lse, lse.to("meta")])

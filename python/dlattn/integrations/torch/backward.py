@@ -88,7 +88,7 @@ def _register() -> None:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         ops.KERNELS.add({name: ops.by_name(schema, _kernel(function))})
         _LIBRARY.impl(name, backward_only_once(name), "Autograd")
-        torch.library.register_fake(f"dlattn::{name}", ops.by_name(schema, _fake), lib=_LIBRARY)
+        ops.register_shapes(schema, _fake, _LIBRARY)
         rule = _mapped(name, ops.argument_names(name), ops.by_name(schema, dict))
         torch.library.register_vmap(f"dlattn::{name}", rule, lib=_LIBRARY)
         _register_operations(name)

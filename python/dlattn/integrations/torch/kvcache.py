@@ -110,7 +110,7 @@ def _register() -> None:
     for backend in ("CPU", "CUDA"):
         _LIBRARY.impl(name, ops.by_name(_SCHEMA, _kernel), backend)
     _LIBRARY.impl(name, forward_only(name), "Autograd")
-    torch.library.register_fake(f"dlattn::{name}", ops.by_name(_SCHEMA, _fake), lib=_LIBRARY)
+    ops.register_shapes(_SCHEMA, _fake, _LIBRARY)
     ops.register_mapping(_SCHEMA, _LIBRARY)
     autocast.register(name, ops.argument_names(name), _LIBRARY)
     ops.register_operations(name)

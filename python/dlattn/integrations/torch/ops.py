@@ -23,7 +23,12 @@ import dlattn
 from dlattn import _core
 from dlattn._types import Causal, Window
 from dlattn.integrations.torch import autocast, flops, vmap
-from dlattn.integrations.torch.gradients import Differentiable, autograd_kernel, forward_only
+from dlattn.integrations.torch.gradients import (
+    Differentiable,
+    autograd_kernel,
+    forward_only,
+    tensors_among,
+)
 from dlattn.integrations.torch.kernels import Kernels, count_write
 
 # Alignments of the causal mask, in the order of their numbers.
@@ -128,6 +133,27 @@ def by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def register_shapes(schema: str, fake: Callable[..., Any], library: Any) -> None:
+    """Give an operator what torch traces in its place.
+
+    Torch asks it too where one of a call's tensors is on the device "meta", whose results on the
+    others' device would be memory that nobody wrote to.
+    """
+
+    def on_one_device(**given: Any) -> Any:
+        name, first = ("q", given["q"]) if "q" in given else ("outs[0]", given["outs"][0])
+        for other, values in given.items():
+            for x in tensors_among([values]):
+                if x.device != first.device:
+                    raise dlattn.UnsupportedError(
+                        f"{other} is on {x.device}; accepted: {first.device}, where {name} is"
+                    )
+        return fake(**given)
+
+    name = schema.partition("(")[0]
+    torch.library.register_fake(f"dlattn::{name}", by_name(schema, on_one_device), lib=library)
+
+
 def register_operations(*operators: str) -> None:
     """Let torch count the operations of operators that have the first one's arguments."""
     formula = getattr(flops, operators[0])
@@ -209,7 +235,7 @@ def _register() -> Kernels:
         else:
             autograd = forward_only(name, _written if name.endswith("_out") else None)
         _LIBRARY.impl(name, autograd, "Autograd")
-        torch.library.register_fake(f"dlattn::{name}", by_name(schema, fake), lib=_LIBRARY)
+        register_shapes(schema, fake, _LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
             register_mapping(schema, _LIBRARY)
         if name in ("attention", "attention_varlen"):

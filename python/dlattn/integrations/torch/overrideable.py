@@ -72,8 +72,8 @@ def unpack(dropout_p: float) -> dict[str, Any]:
 
 def attention(
     q: torch.Tensor | None,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
     causal: int,
@@ -94,9 +94,11 @@ def attention(
     given = bias if mask is None else mask
     if (given is not bias and bias is not None) or not called_eagerly(q, k, v, given, or_cast=True):
         return None
-    if q is None:  # to be refused
+    if q is None or k is None or v is None:  # to be refused
         return None
     kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else "other"
+    if k.is_meta or v.is_meta or (given is not None and given.is_meta):
+        return None
     if why[kind] is None:
         _register_for(kind)
     if why[kind] or (softmax_scale is not None and type(softmax_scale) is not float):
