@@ -286,6 +286,28 @@ def test_what_is_wanted_in_a_block_holds_behind_it(before: bool, wanted: bool | 
     assert dlattn.torch.is_active() == (before if wanted is None else wanted)
 
 
+def test_gradients_of_overlapping_blocks() -> None:
+    """The last block to begin has its word, whichever ends first."""
+    from dlattn.integrations.torch.activation import _state
+
+    first, second, third = map(dlattn.torch.active, ("torch", "dlattn", "torch"))
+    before = _state.gradients
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _state.gradients == "dlattn"
+    third.__enter__()
+    third.__exit__(None, None, None)
+    assert _state.gradients == "dlattn"
+    dlattn.torch.activate("torch")
+    with dlattn.torch.active("dlattn"):
+        assert _state.gradients == "dlattn"
+    assert _state.gradients == "torch"
+    dlattn.torch.deactivate()
+    second.__exit__(None, None, None)
+    assert not dlattn.torch.is_active() and before == "auto"
+
+
 def test_the_context_manager() -> None:
     tensors = drawn()
     with pytest.raises(KeyError), dlattn.torch.active():

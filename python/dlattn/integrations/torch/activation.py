@@ -35,6 +35,13 @@ NAME = "dlattn"
 _HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
 
 
+class _Block:
+    """A block of `active()`: whose backward kernels compute while no later one is open."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+
+
 class _State:
     """The state of dlattn in torch's dispatcher; `changing` is held to change it.
 
@@ -43,7 +50,7 @@ class _State:
         installed: The names of those that are there.
         serving: They compute. Otherwise they hand every call on to what was there before.
         gradients: Whose backward kernels compute while they do.
-        blocks: How many blocks of `active()` are open.
+        blocks: The blocks of `active()` that are open, the last to begin last.
         then_serving: Whether dlattn stays active when the last of them ends, ...
         then_gradients: ... with whose backward kernels, and else ...
         then_other: ... which other implementation of torch's registry is to be active.
@@ -55,7 +62,7 @@ class _State:
         self.installed: set[str] = set()
         self.serving = False
         self.gradients: Gradients = "auto"
-        self.blocks = 0
+        self.blocks: list[_Block] = []
         self.then_serving = False
         self.then_gradients: Gradients = "auto"
         self.then_other: str | None = None
@@ -166,6 +173,8 @@ def activate(gradients: Gradients = "auto") -> None:
     with _state.changing:
         _serve(gradients)
         _state.then_serving, _state.then_gradients = True, gradients
+        if _state.blocks:
+            _state.blocks[-1].gradients = gradients
 
 
 def _check_gradients(gradients: Any) -> None:
@@ -215,7 +224,7 @@ def deactivate(remove: bool = False) -> None:
 def _remove() -> None:
     if _state.blocks:
         raise RuntimeError(
-            f"remove is True with {_state.blocks} open blocks of active(); accepted: False"
+            f"remove is True with {len(_state.blocks)} open blocks of active(); accepted: False"
         )
     _stop_serving()
     sdpa_native.remove()
@@ -251,26 +260,27 @@ def active(gradients: Gradients = "auto") -> Iterator[None]:
     """`activate()` for a block of code; what was active before is so again behind it.
 
     Blocks may be nested and overlap, in threads too: the last one that ends restores what the first
-    one found. `gradients` is as for `activate`, and holds for all of the process.
+    one found. `gradients` is as for `activate`, and holds for all of the process; of several open
+    blocks that of the last to begin does.
     """
     _check_gradients(gradients)
     with _state.changing:
-        if _state.blocks == 0:
+        if not _state.blocks:
             _state.then_serving, _state.then_gradients = is_active(), _state.gradients
             _state.then_other = (
                 torch_attention.current_flash_attention_impl() if _HAS_REGISTRY else None
             )
-        before = _state.gradients
         _serve(gradients)
-        _state.blocks += 1
+        block = _Block(gradients)
+        _state.blocks.append(block)
     try:
         yield
     finally:
         with _state.changing:
-            _state.blocks -= 1
-            gradients = before if _state.blocks else _state.then_gradients
-            _state.serve(_state.serving, gradients)
-            if _state.blocks == 0 and is_active() and not _state.then_serving:
+            _state.blocks.remove(block)
+            last = _state.blocks[-1].gradients if _state.blocks else _state.then_gradients
+            _state.serve(_state.serving, last)
+            if not _state.blocks and is_active() and not _state.then_serving:
                 _stop_serving()
                 if _state.then_other is not None:
                     torch_attention.activate_flash_attention_impl(_state.then_other)
