@@ -14,6 +14,7 @@ KVCACHE = ("attention_with_kvcache",)
 ALL = (*ATTENTION, *KVCACHE)
 BACKWARD = ("attention_backward", "attention_varlen_backward")
 TORCH = ("torch_attention", "torch_attention_varlen")
+TORCH_KVCACHE = ("torch_attention_with_kvcache",)
 
 
 @dataclass(frozen=True)
@@ -465,25 +466,34 @@ _ARGUMENTS = (
     ),
 )
 
-# The arguments of `attention` and `attention_varlen` that functions made after them lack. Those of
-# gradients lack 8 bits, how keys are split, and the results, which they take as inputs; those of
-# torch's operators lack float8, caches in pages, the stream, which is torch's, and the kernel.
-_CACHES = ("page_table", "num_splits", "split_size", "workspace")
+# The arguments that functions made after others lack. Those of gradients lack 8 bits, how keys are
+# split, and the results, which they take as inputs; those of torch's operators lack float8, caches
+# in pages, the stream, which is torch's, and the kernel, and that over a cache how keys are split
+# and new keys.
+_SPLITS = ("num_splits", "split_size", "workspace")
 _FLOAT8 = ("q_descale", "k_descale", "v_descale", "out_dtype")
+_OF_TORCH = ("out", "stream", "kernel")
+_NEW_KEYS = ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved")
+_RESULTS = ("out", "return_lse")
 _LACKING = {
-    BACKWARD: ("precision", "out", "return_lse", "batch_invariant", *_FLOAT8, *_CACHES),
-    TORCH: ("out", "stream", "kernel", *_FLOAT8, *_CACHES),
+    (ATTENTION, BACKWARD): (
+        *("precision", "batch_invariant", "page_table"),
+        *(*_RESULTS, *_FLOAT8, *_SPLITS),
+    ),
+    (ATTENTION, TORCH): ("page_table", *_OF_TORCH, *_FLOAT8, *_SPLITS),
+    (KVCACHE, TORCH_KVCACHE): (*_NEW_KEYS, *_OF_TORCH, *_SPLITS),
 }
 
 
 def _with_others(argument: Argument) -> Argument:
     """The argument, taken by the functions of gradients and of torch too where they know it."""
-    functions = argument.functions
-    for others, lacking in _LACKING.items():
+    functions, required_by = argument.functions, argument.required_by
+    for (first, others), lacking in _LACKING.items():
         if argument.name not in lacking:
-            pairs = zip(ATTENTION, others, strict=False)
+            pairs = tuple(zip(first, others, strict=False))
             functions += tuple(other for own, other in pairs if own in argument.functions)
-    return replace(argument, functions=functions)
+            required_by += tuple(other for own, other in pairs if own in argument.required_by)
+    return replace(argument, functions=functions, required_by=required_by)
 
 
 ARGUMENTS = tuple(map(_with_others, _ARGUMENTS))

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import stubs
-from arguments import ALL, ARGUMENTS, BACKWARD, TORCH, Argument
+from arguments import ALL, ARGUMENTS, BACKWARD, TORCH, TORCH_KVCACHE, Argument
 
 API = Path(__file__).resolve().parent
 PACKAGE = API.parent / "dlattn"
@@ -89,11 +89,7 @@ def _signature(arguments: list[Argument], function: str, indent: int) -> Iterato
         kind = f"{argument.type.removesuffix(' | None')} | None = None"
         yield f"{argument.name}: {kind if optional else argument.type},"
     yield "*,"
-    for argument in arguments:
-        if function in argument.required_by:
-            yield f"{argument.name}: {argument.type.removesuffix(' | None')},"
-        elif argument.default is not None:
-            yield f"{argument.name}: {argument.type} = {argument.default},"
+    yield from _keywords_only(arguments, function, indent)
 
 
 def _args(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
@@ -125,9 +121,11 @@ def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator
 
 
 def _keywords_only(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """The parameters behind those that a template names itself."""
+    """The parameters that are passed by keyword."""
     for argument in arguments:
-        if argument.default is not None:
+        if function in argument.required_by:
+            yield f"{argument.name}: {argument.type.removesuffix(' | None')},"
+        elif argument.default is not None:
             yield f"{argument.name}: {argument.type} = {argument.default},"
 
 
@@ -148,14 +146,22 @@ def _tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[
     yield from (f"{a.name}," for a in arguments if a.is_tensor)
 
 
+def _is_required(argument: Argument, function: str) -> bool:
+    return argument.default is None or function in argument.required_by
+
+
 def _required_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """As the entries of a dict."""
-    yield from (f'"{a.name}": {a.name},' for a in arguments if a.is_tensor and a.default is None)
+    for argument in arguments:
+        if argument.is_tensor and _is_required(argument, function):
+            yield f'"{argument.name}": {argument.name},'
 
 
 def _optional_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """By keyword."""
-    yield from (f"{a.name}={a.name}," for a in arguments if a.is_tensor and a.default is not None)
+    for argument in arguments:
+        if argument.is_tensor and not _is_required(argument, function):
+            yield f"{argument.name}={argument.name},"
 
 
 def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
@@ -165,6 +171,18 @@ def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator
             yield f"{_OF_OPERATORS.get(argument.name, argument.name)},"
 
 
+def _named_operands(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """By the names in the operator's schema; the template has looked at lengths."""
+    for argument in arguments:
+        name = argument.name
+        if name == "window":
+            yield from ("window_left=sides[0],", "window_right=sides[1],")
+        elif name != "return_lse":
+            value = name if name.startswith("max_") else _OF_OPERATORS.get(name, name)
+            yield f"{_NAMES_IN_SCHEMAS.get(name, name)}={value},"
+
+
+_NAMES_IN_SCHEMAS = {"softmax_scale": "scale", "layout": "bhsd"}
 # Torch's schemas have no types for these; operators take numbers.
 _OF_OPERATORS = {
     "max_seqlen_q": 'arguments.length(max_seqlen_q, "max_seqlen_q")',
@@ -198,6 +216,7 @@ _LINES = {
     "required_tensors": _required_tensors,
     "optional_tensors": _optional_tensors,
     "operands": _operands,
+    "named_operands": _named_operands,
 }
 
 
@@ -206,7 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, do not write")
     check = parser.parse_args().check
-    known = {*ALL, *BACKWARD, *TORCH}
+    known = {*ALL, *BACKWARD, *TORCH, *TORCH_KVCACHE}
     unknown = {name for argument in ARGUMENTS for name in argument.functions if name not in known}
     if unknown:
         raise SystemExit(f"arguments.py names functions that there are not: {sorted(unknown)}")

@@ -19,9 +19,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dlattn.integrations.torch.backward  # noqa: F401  registers operators
-from dlattn.integrations.torch._functions import attention, attention_varlen
+from dlattn.integrations.torch._functions import (
+    attention,
+    attention_varlen,
+    attention_with_kvcache,
+)
 from dlattn.integrations.torch.activation import activate, active, deactivate, is_active
-from dlattn.integrations.torch.kvcache import attention_with_kvcache
 from dlattn.integrations.torch.ops import operators
 from dlattn.integrations.torch.sdpa_stats import Stats, stats
 

@@ -21,7 +21,7 @@ import dlattn.integrations.torch.backward  # registers operators
 from dlattn.integrations import transformers_arguments as arguments
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
-from dlattn.integrations.torch import _functions, autocast, kvcache
+from dlattn.integrations.torch import _functions, autocast
 from dlattn.integrations.transformers_flash import NAME
 
 
@@ -195,7 +195,7 @@ def _attend_to_cache(
     s_aux: torch.Tensor | None,
 ) -> torch.Tensor:
     compiling = torch.compiler.is_compiling()
-    function = kvcache.attention_with_kvcache if compiling else dlattn.attention_with_kvcache
+    function = _functions.attention_with_kvcache if compiling else dlattn.attention_with_kvcache
     out: torch.Tensor = function(
         query.transpose(1, 2),
         key.transpose(1, 2),

@@ -21,7 +21,7 @@ from transformers_models import (  # noqa: E402, F401
 
 import dlattn.transformers  # noqa: E402
 from dlattn.integrations import transformers_ranges as ranges  # noqa: E402
-from dlattn.integrations.torch import kvcache  # noqa: E402
+from dlattn.integrations.torch import _functions  # noqa: E402
 
 CONFIG = DECODERS["llama"]()
 STATIC = {"cache_implementation": "static", "disable_compile": True}
@@ -82,13 +82,13 @@ def test_what_lies_behind_the_keys_is_not_read(name: str, monkeypatch: Any) -> N
 def test_steps_compiled_as_one_graph(name: str, monkeypatch: Any) -> None:
     """As generate compiles them: with masks that it makes outside of the graph of a step."""
     torch._dynamo.reset()
-    traced, operator = [], kvcache.attention_with_kvcache
+    traced, operator = [], _functions.attention_with_kvcache
 
     def counted(*arguments: Any, **options: Any) -> Any:
         traced.append(options)
         return operator(*arguments, **options)
 
-    monkeypatch.setattr(kvcache, "attention_with_kvcache", counted)
+    monkeypatch.setattr(_functions, "attention_with_kvcache", counted)
     want = generate(decoder(name, "eager"))
     compiling = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
     compiling._compile_all_devices = True

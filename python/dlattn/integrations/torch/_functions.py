@@ -1,5 +1,5 @@
 # Written by python/api/write.py from functions.py.in: edit that, or arguments.py.
-"""`dlattn.torch.attention` and `attention_varlen`: dlattn's functions as operators of torch."""
+"""`dlattn.torch`'s functions of attention: dlattn's as operators of torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import dlattn.integrations.torch.kvcache  # noqa: F401  registers an operator
 from dlattn._types import Causal, Layout, Precision, Window
 from dlattn.integrations.torch import arguments, ops, overrideable
 from dlattn.integrations.torch.gradients import called_eagerly
@@ -170,5 +171,82 @@ def attention_varlen(
             mask=mask,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
+        ) from None
+    return (out, lse) if return_lse else out
+
+
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    seqused_k: Tensor,
+    page_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    layout: Layout = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention_with_kvcache` as an operator: for functions that torch compiles or exports.
+
+    Arguments, results and errors are those of `dlattn.attention_with_kvcache`; new keys and values,
+    rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
+    among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
+    """
+    arguments.check(causal, softmax_scale, softcap, None, layout, return_lse, batch_invariant)
+    sides = arguments.sides_of(window)
+    if max_seqlen_k is not None:
+        max_seqlen_k = arguments.length(max_seqlen_k, "max_seqlen_k", "an int or None")
+    try:
+        out, lse = torch.ops.dlattn.attention_with_kvcache(
+            q=q,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            seqused_k=seqused_k,
+            page_table=page_table,
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=leftpad_k,
+            max_seqlen_k=max_seqlen_k,
+            causal=arguments.CAUSAL[causal],
+            scale=softmax_scale,
+            window_left=sides[0],
+            window_right=sides[1],
+            softcap=softcap,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            bhsd=layout == "bhsd",
+            batch_invariant=batch_invariant,
+        )
+    except RuntimeError as error:
+        raise arguments.error_of(
+            error,
+            {
+                "q": q,
+                "k_cache": k_cache,
+                "v_cache": v_cache,
+                "seqused_k": seqused_k,
+            },
+            page_table=page_table,
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=leftpad_k,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_descale=k_descale,
+            v_descale=v_descale,
         ) from None
     return (out, lse) if return_lse else out
