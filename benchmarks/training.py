@@ -5,14 +5,16 @@
     python benchmarks/training.py --device cpu --tiny
 
 The data are the bytes of Python's own library, so that nothing is fetched; all runs see the same
-batches, and those that are compared begin with the same weights. Written down are the losses of
-every step, and the times of steps, which take turns in blocks. One run has torch's own
-flash-attention, which torch does not choose itself where it prefers cuDNN: how far it is from the
-first shows what another kernel's rounding makes of losses. More runs of torch's begin with other
-weights: how far their last losses lie apart is what the last losses of dlattn's are held against.
+batches, and those that are compared begin with the same weights: torch's attention as torch
+chooses it, then under `dlattn.torch.activate()` with gradients by the kernels that are faster, and
+always by dlattn's. Written down are the losses of every step, and the times of steps, which take
+turns in blocks. One more run has torch's own flash-attention, which torch does not choose itself
+where it prefers cuDNN: how far it is from the first shows what another kernel's rounding makes of
+losses. More runs of torch's begin with other weights: how far their last losses lie apart is what
+the last losses of dlattn's are held against.
 
-Then a layer of Llama 3 8B's sizes (bfloat16, causal) runs forward and backward at 4096 and 16384
-tokens, by the same contestants in turns.
+Before that, a layer of Llama 3 8B's sizes (bfloat16, causal) runs forward and backward at 4096 and
+16384 tokens, by the same contestants in turns; its times are written as soon as they are there.
 """
 
 from __future__ import annotations
@@ -339,18 +341,24 @@ def main() -> int:
     watch = load.Watch(args.device)
     watch.before()
     layers = layer_steps(args, watch)
+    of_layer = {"sizes": asdict(args.llama), "dtype": "bfloat16", "results": layers}
+
+    def write(training: dict[str, Any]) -> None:
+        document = {
+            **describe(args.device, args.commit),
+            "busy": watch.reasons(),
+            **training,
+            "llama_layer": of_layer,
+        }
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+    write({})
     training, good = train(args, watch)
     watch.after()
-    document = {
-        **describe(args.device, args.commit),
-        "busy": watch.reasons(),
-        **training,
-        "llama_layer": {"sizes": asdict(args.llama), "dtype": "bfloat16", "results": layers},
-    }
-    if document["busy"]:
-        print(load.warning(document["busy"]))
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write(training)
+    if watch.reasons():
+        print(load.warning(watch.reasons()))
     return 0 if good else 1
 
 
