@@ -231,7 +231,7 @@ def test_cards_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     of_h100, of_h200 = "400 (390, FlashAttention-3)", "600 (620, xformers)"
     cells = " | ".join([*[of_h100] * 3, *[of_h200] * 3])
     assert f"| 128 | causal | {cells} |" in text
-    assert "Gradients: NVIDIA H100 80GB HBM3 with" in text
+    assert "2.5 times the forward pass's operations: NVIDIA H100 80GB HBM3 with" in text
     assert "| (B,H,S,D) | mask | H100 | H200 |" in text
     assert f"| (4,16,4096,128) | causal | {of_h100} | {of_h200} |" in text
     assert "(16,16,1024,128)" not in text and "4090" not in text

@@ -76,7 +76,8 @@ def backward_markdown(paths: Sequence[Path], root: Path) -> str:
         cells = [_beside_best([r for r in results if r.case == case]) for results in of_cards]
         rows.append([case.label, case.mask, *cells])
     headers = ["(B,H,S,D)", "mask", *(short_card(document) for document in documents.values())]
-    return f"Gradients: {_sources(documents, paths, root)}:\n\n{markdown_table(headers, rows)}"
+    told = "Gradients alone, counted as 2.5 times the forward pass's operations"
+    return f"{told}: {_sources(documents, paths, root)}:\n\n{markdown_table(headers, rows)}"
 
 
 def _is_plain(case: Case) -> bool:
@@ -116,16 +117,11 @@ def _sources(documents: Mapping[str, Any], paths: Sequence[Path], root: Path) ->
         names = [name for name in ("torch", "fa3", "fa4") if name in known]
         versions = [f"{_PEERS.get(name, name)} {known[name]}" for name in names]
         if "cudnn" in known:
-            versions.append(f"cuDNN {cudnn_version(known['cudnn'])}")
+            versions.append(f"cuDNN {record.cudnn_version(known['cudnn'])}")
         parts.append(f"{_where(document)} with {', '.join(versions)} ({links})")
     dtypes = {r["dtype"] for document in documents.values() for r in document["results"]}
     told = f"{' and '.join(sorted(dtypes))}, TFLOP/s, the fastest of the others in parentheses"
     return f"{'; '.join(parts)}, {told}"
-
-
-def cudnn_version(number: int) -> str:
-    """The version that cuDNN tells as 92801: 9.28.1."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def short_card(document: Mapping[str, Any]) -> str:

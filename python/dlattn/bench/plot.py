@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from dlattn.bench import record
 from dlattn.bench.backward import plot as backward_plot
 from dlattn.bench.cases import FLOAT8, FORWARD, Case
 from dlattn.bench.decode import plot as decode_plot
@@ -391,7 +392,11 @@ def _title(document: dict[str, Any]) -> str:
 def _footnote(document: dict[str, Any], width: float) -> str:
     """The small print, in lines that fit into so many inches."""
     ceiling, git, versions = document["ceiling"], document["git"], document["versions"]
-    peers = [f"{name} {versions[name]}" for name in ("torch", "cupy", "numpy") if name in versions]
+    told = dict(versions)
+    if "cudnn" in told:
+        told["cudnn"] = record.cudnn_version(told["cudnn"])
+    names = ("torch", "fa3", "fa4", "cudnn", "cupy", "numpy")
+    peers = [f"{name} {told[name]}" for name in names if name in told]
     threads = document["protocol"]["threads"]
     parts = [
         f"{document['protocol']['method']}; contestants take turns in one run",

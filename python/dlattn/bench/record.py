@@ -91,6 +91,11 @@ def card(document: dict[str, Any]) -> str:
     return str(machine.get("gpu") or machine.get("cpu") or "unknown")
 
 
+def cudnn_version(number: int) -> str:
+    """The version that cuDNN tells as 92801: 9.28.1."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
 def require_same(named: dict[str, dict[str, Any]]) -> None:
     """Raise CommandError unless documents are parts of one set, of one commit and one card."""
     facts = {name: _identity(document) for name, document in named.items()}

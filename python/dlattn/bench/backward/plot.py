@@ -38,7 +38,8 @@ def bars(
             axis.set_xlim(0, most)
         names = dict.fromkeys(result.contestant for result in own)
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=colours[name]) for name in names]
-        place = {"loc": "upper right", "bbox_to_anchor": (0.99, 1.0), "ncols": len(names)}
+        columns = (len(names) + 1) // 2  # two rows: the title stands to the left of them
+        place = {"loc": "upper right", "bbox_to_anchor": (0.99, 1.0), "ncols": columns}
         figure.legend(handles, list(names), fontsize=8, frameon=False, **place)
         yield figure
 
