@@ -82,6 +82,12 @@ _ONE_KEY = {
     "the rounding of two sums in float32 leaves"
 }
 
+_ONE_KEY_2 = {
+    r"seqlen_q=1,swap_sq_sk=True|seqlen_k=1[,\]]": "where rows see one key alone the gradient of v "
+    "is a sum of dout, and the file may allow no error then: in 6 of 100 such cases two orders of "
+    "float32 round to other numbers of 16 bits"
+}
+
 _FLASHINFER = (
     "alibi",
     "attention_sink",
@@ -129,6 +135,7 @@ SUITES = {
         install="flash_attention.install_2",
         functions="test_flash_attn_((varlen_)?(qkvpacked|output|causal|deterministic)|splitkv|"
         "race_condition|bwd_.*)",
+        cases_not_promised=_ONE_KEY_2,
         values={
             **{
                 f"test_flash_attn_{name}": {"dropout_p": (0.0,)}
