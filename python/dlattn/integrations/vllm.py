@@ -28,7 +28,8 @@ import dlattn
 from dlattn.integrations.vllm_plugin import NAME
 
 _8_BIT_DTYPES = ["fp8", "fp8_e4m3"]  # one type by two names
-_CACHE_DTYPES = ["auto", "float16", "bfloat16", *_8_BIT_DTYPES]
+_16_BIT_DTYPES = ["float16", "bfloat16"]
+_CACHE_DTYPES = ["auto", *_16_BIT_DTYPES, *_8_BIT_DTYPES]
 
 
 class DlattnBackend(AttentionBackend):
@@ -77,8 +78,12 @@ class DlattnBackend(AttentionBackend):
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        if dtype == torch.float32 and kv_cache_dtype in _8_BIT_DTYPES:
-            return f"kv_cache_dtype {kv_cache_dtype} not supported with float32"
+        model = str(dtype).removeprefix("torch.")
+        in_32_bits = dtype == torch.float32 and kv_cache_dtype in _8_BIT_DTYPES
+        # vLLM converts no keys: a cache of 16 bits has the dtype of the model's queries.
+        other = kv_cache_dtype in _16_BIT_DTYPES and kv_cache_dtype != model
+        if in_32_bits or other:
+            return f"kv_cache_dtype {kv_cache_dtype} not supported with {model}"
         return None
 
     @classmethod

@@ -228,6 +228,8 @@ def asked(**changes: Any) -> list[str]:
         ({}, ""),
         ({"block_size": 1}, ""),
         ({"kv_cache_dtype": "bfloat16"}, ""),
+        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 not supported with bfloat16"),
+        ({"kv_cache_dtype": "float16", "dtype": torch.float16}, ""),
         ({"device_capability": vllm_stub.DeviceCapability(12, 0)}, ""),
         ({"head_size": 100}, "head_size"),
         ({"head_size": 264}, "head_size"),
