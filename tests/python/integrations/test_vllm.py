@@ -357,6 +357,31 @@ def test_prompts_and_decoding_in_one_batch(order: str, dtype: Any, tolerance: fl
     torch.testing.assert_close(found, want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+@pytest.mark.parametrize("name", ["auto", "fp8"])
+def test_a_layer_of_a_cache_for_several(layout: str, name: str) -> None:
+    """A layer's blocks may lie between those of others, in each order that vLLM knows."""
+    step = Step(dtype=torch.float16)
+    if name == "fp8":
+        step.cache = step.cache.to(torch.float8_e4m3fn).view(torch.uint8)
+        step.dense = [
+            (k.to(torch.float8_e4m3fn).half(), v.to(torch.float8_e4m3fn).half())
+            for k, v in step.dense
+        ]
+    sizes = dict(zip("LBHNC", (3, *step.cache.shape), strict=True))
+    memory = torch.full([sizes[axis] for axis in layout], 77, dtype=step.cache.dtype)
+    layers = memory.permute([layout.index(axis) for axis in "LBHNC"])
+    layers[1].copy_(step.cache)
+    step.cache = layers[1]
+    factors = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0))
+    metadata, impl, out = step.metadata(), layer(kv_cache_dtype=name), torch.empty_like(step.query)
+    impl.do_kv_cache_update(factors, step.key, step.value, step.cache, metadata.slot_mapping)
+    impl.forward(factors, step.query, step.key, step.value, step.cache, metadata, out)
+    want = step.want(causal=True, softmax_scale=0.3).half()
+    torch.testing.assert_close(out[: sum(QUERIES)], want, rtol=2e-3, atol=2e-3)
+    assert (layers[0] == 77).all() and (layers[2] == 77).all()
+
+
 @pytest.mark.parametrize(
     ("given", "options"),
     [
