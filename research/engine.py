@@ -13,6 +13,9 @@ The weights are large enough that attention decides about tokens. `tokens` compa
 completions with those of vLLM's own backend in the same mode: tokens are equal, or the other one's
 logarithmic probability is within `tolerance` (a tie, which ends a request's comparison).
 
+A start takes most of a minute. With `--together --cache 16 --memory 0.4` both backends of a mode
+start at once, and then have the GPU by turns: each waits until the other is through.
+
 Needs vLLM, and a GPU unless that is its build for CPUs. A run that fails is reported and left out.
 """
 
@@ -69,7 +72,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # name: prompts, tokens of each, new tokens of each
 WORKLOADS: dict[str, dict[str, tuple[int, int, int]]] = {
-    "llama-3-8b": {"batch": (64, 1024, 256), "long": (8, 8192, 64), "single": (1, 1024, 256)},
+    "llama-3-8b": {
+        "batch": (64, 1024, 256),
+        "single": (1, 1024, 256),
+        "contexts": (16, 4096, 128),
+        "long": (8, 8192, 64),
+    },
     "tiny": {"batch": (8, 64, 16), "single": (1, 64, 16)},
 }
 COMPARED = (1, 17, 40, 97, 150, 210)  # tokens of prompts whose completions are compared
@@ -173,6 +181,7 @@ def serve(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         max_model_len=max(max(given + new for _, given, new in workloads.values()), 1024),
         max_num_seqs=most,
         gpu_memory_utilization=asked.memory,
+        kv_cache_memory_bytes=int(asked.cache * 2**30) or None,
         enable_prefix_caching=False,
         seed=0,
         **options,
@@ -199,6 +208,10 @@ def serve(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for one in found
     ]
     row["workloads"] = {}
+    if asked.turn:  # the other process has the GPU
+        asked.serve.with_suffix(".ready").touch()
+        while not asked.turn.exists():
+            time.sleep(0.05)
     for name, (count, given, new) in workloads.items():
         prompts = prompts_of(vocabulary, [given] * count)
         generate(prompts, 2)  # kernels are loaded, and compiled where they are Triton's
@@ -213,37 +226,74 @@ def serve(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "new_tokens_per_s": round(count * new / seconds, 1),
         }
         print(name, row["workloads"][name], flush=True)
+        write(asked.serve, row)  # a process that is ended keeps what it has measured
     return row
 
 
-def run(
-    asked: argparse.Namespace, mode: str, backend: str, limit: float, folder: Path
-) -> dict[str, Any]:
-    """A process for one backend in one mode, and what it wrote, or the end of its log."""
-    name = f"{mode}-{backend}"
-    log, result = folder / f"{name}.log", folder / f"{name}.json"
-    command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(result)]
-    command += ["--mode", mode, "--backend", backend, "--model", asked.model]
-    command += ["--repeats", str(asked.repeats), "--memory", str(asked.memory)]
-    with log.open("w") as printed:
-        process = subprocess.Popen(
-            command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
+def write(path: Path, found: Any) -> None:
+    """JSON that is whole at any time, whenever the process is ended."""
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(found))
+    half.replace(path)
+
+
+class Server:
+    """A process for one backend in one mode."""
+
+    def __init__(
+        self, asked: argparse.Namespace, mode: str, backend: str, folder: Path, waits: bool = False
+    ) -> None:
+        self.asked, self.name = asked, f"{mode}-{backend}"
+        self.log, self.result = folder / f"{self.name}.log", folder / f"{self.name}.json"
+        self.turn = folder / f"{self.name}.turn"
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(self.result)]
+        command += ["--mode", mode, "--backend", backend, "--model", asked.model]
+        command += ["--repeats", str(asked.repeats), "--memory", str(asked.memory)]
+        command += ["--cache", str(asked.cache), *(["--turn", str(self.turn)] if waits else [])]
+        with self.log.open("w") as printed:
+            self.process = subprocess.Popen(
+                command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def starting(self) -> bool:
+        ready = self.result.with_suffix(".ready").exists()
+        return not ready and self.process.poll() is None
+
+    def row(self, limit: float) -> dict[str, Any]:
+        """After its end or its limit: what it wrote, or the end of its log."""
+        self.turn.touch()
         try:
-            process.wait(limit)
+            self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            print(f"{name}: no end within {limit:.0f} s", flush=True)
+            print(f"{self.name}: no end within {limit:.0f} s", flush=True)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # a session of its own
-                process.wait()
-    if asked.logs:
-        asked.logs.mkdir(parents=True, exist_ok=True)
-        (asked.logs / log.name).write_text(log.read_text())
-    if result.exists():
-        found: dict[str, Any] = json.loads(result.read_text())
+            self.end()
+        if self.asked.logs:
+            self.asked.logs.mkdir(parents=True, exist_ok=True)
+            (self.asked.logs / self.log.name).write_text(self.log.read_text())
+        if not self.result.exists():
+            return {"failed": self.log.read_text()[-4000:]}
+        found: dict[str, Any] = json.loads(self.result.read_text())
+        missing = [name for name in WORKLOADS[self.asked.model] if name not in found["workloads"]]
+        if missing:
+            log = self.log.read_text()[-4000:]
+            print(f"{self.name}: without {', '.join(missing)}\n{log}", flush=True)
+            found["missing"] = missing
         return found
-    return {"failed": log.read_text()[-4000:]}
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # a session of its own
+            self.process.wait()
+
+
+def started(asked: argparse.Namespace, mode: str, folder: Path) -> dict[str, Server]:
+    """The servers of a mode, which wait for their turns; none of them is starting any more."""
+    servers = {backend: Server(asked, mode, backend, folder, True) for backend in asked.backends}
+    last = time.monotonic() + min(asked.limit, asked.budget)
+    while any(server.starting() for server in servers.values()) and time.monotonic() < last:
+        time.sleep(0.1)
+    return servers
 
 
 def completions(row: dict[str, Any]) -> list[list[tuple[int, dict[int, float]]]]:
@@ -255,7 +305,7 @@ def completions(row: dict[str, Any]) -> list[list[tuple[int, dict[int, float]]]]
 
 
 def ratios(row: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Tokens a second over another backend's, for each workload."""
+    """Tokens a second over another backend's, for each workload that both have run."""
     return {
         name: {
             kind.removesuffix("_tokens_per_s"): round(
@@ -265,6 +315,7 @@ def ratios(row: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, fl
             if kind.endswith("_tokens_per_s")
         }
         for name, figures in row["workloads"].items()
+        if name in other["workloads"]
     }
 
 
@@ -296,6 +347,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", default=[DEFAULT, "DLATTN"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=float, default=0.85, help="vLLM's share of the GPU's")
+    parser.add_argument("--cache", type=float, default=0.0, help="GiB; 0: what the share leaves")
+    parser.add_argument("--together", action="store_true", help="start a mode's backends at once")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of a process")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of them all")
     parser.add_argument("--json", type=Path, help="where the results go")
@@ -304,7 +357,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)  # in the processes alone
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--backend", help=argparse.SUPPRESS)
+    parser.add_argument("--turn", type=Path, help=argparse.SUPPRESS)
     found = parser.parse_args(given)
+    if found.together and not found.cache:
+        parser.error("--together needs --cache: a process that measures memory must be alone")
     if found.repeats < 1:
         parser.error(f"--repeats is {found.repeats}; accepted: 1 and more")
     if importlib.util.find_spec("vllm") is None:
@@ -317,7 +373,7 @@ def main() -> int:
     if asked.serve:
         try:
             with tempfile.TemporaryDirectory() as made:
-                asked.serve.write_text(json.dumps(serve(asked, Path(made))))
+                serve(asked, Path(made))
         except BaseException:
             traceback.print_exc()
             raise
@@ -341,20 +397,24 @@ def main() -> int:
     start, failed = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as made:
         for mode in asked.modes:
+            together = started(asked, mode, Path(made)) if asked.together else {}
             for backend in asked.backends:
                 limit = min(asked.limit, start + asked.budget - time.monotonic())
                 if limit <= 0:
-                    print(f"{mode}, {backend}: not started, the budget is spent", flush=True)
+                    print(f"{mode}, {backend}: not run, the budget is spent", flush=True)
                     continue
-                row = run(asked, mode, backend, limit, Path(made))
+                server = together.get(backend) or Server(asked, mode, backend, Path(made))
+                row = server.row(limit)
                 rows.setdefault(mode, {})[backend] = row
+                failed += "failed" in row or "missing" in row
                 if "failed" in row:
-                    failed += 1
                     print(f"{mode}, {backend}: FAILED\n{row['failed']}", flush=True)
                 else:
                     print(mode, backend, row["uses"], row["workloads"], flush=True)
                 if asked.json:  # also where what follows does not end
                     asked.json.write_text(json.dumps({**written, "modes": rows}) + "\n")
+            for server in together.values():
+                server.end()
     written["modes"] = summary(rows)
     for mode, row in rows.items():
         for backend, served in row.items():

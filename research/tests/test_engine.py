@@ -66,8 +66,53 @@ def test_a_process_that_does_not_end_is_ended(
     monkeypatch.setattr(sys, "executable", str(sleeper))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     asked, start = engine.arguments(["--model", "tiny"]), time.monotonic()
-    row = engine.run(asked, "eager", "DLATTN", 0.5, tmp_path)
+    row = engine.Server(asked, "eager", "DLATTN", tmp_path).row(0.5)
     assert row["failed"] == "begun\n" and time.monotonic() - start < 30
+
+
+def test_a_process_that_is_ended_keeps_what_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = tmp_path / "measured"
+    engine.write(measured, {"workloads": {"batch": {}}})
+    server = tmp_path / "server"
+    server.write_text(f'#!/bin/sh\ncp {measured} "$3"\nexec sleep 60\n')  # --serve and its file
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    asked = engine.arguments(["--model", "tiny"])
+    row = engine.Server(asked, "eager", "DLATTN", tmp_path).row(2.0)
+    assert row == {"workloads": {"batch": {}}, "missing": ["single"]}
+
+
+def test_backends_that_start_together_have_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one ends before the second one's turn; one that fails at once is waited for."""
+    server = tmp_path / "server"
+    server.write_text(
+        "#!/bin/sh\n"
+        'for last; do :; done; ready="${3%.json}.ready"; [ "$7" = broken ] && exit 1\n'
+        'touch "$ready"; while [ ! -e "$last" ]; do sleep 0.05; done\n'
+        'sleep 0.3; ls "${3%/*}" | grep -c turn > "$3"\n'
+    )
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    given = ["--model", "tiny", "--together", "--cache", "1", "--backends", "a", "broken", "b"]
+    servers = engine.started(engine.arguments(given), "eager", tmp_path)
+    assert not any(one.starting() for one in servers.values())
+    monkeypatch.setattr(json, "loads", lambda text: {"workloads": {}, "turns": int(text)})
+    assert servers["a"].row(20.0)["turns"] == 1
+    assert servers["broken"].row(20.0) == {"failed": ""}
+    assert servers["b"].row(20.0)["turns"] == 3
+
+
+def test_workloads_of_one_backend_alone_are_not_compared() -> None:
+    ours, theirs = served(10.0, -2.0), served(5.0, -2.0)
+    ours["workloads"]["single"] = dict(ours["workloads"]["batch"])
+    found = engine.summary({"eager": {"default": theirs, "DLATTN": ours}})["eager"]["DLATTN"]
+    assert list(found["over_default"]) == ["batch"]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +120,7 @@ def test_a_process_that_does_not_end_is_ended(
     [
         (None, [], "vLLM is not installed; accepted: vllm 0.32 or 0.33"),
         ("vllm", ["--repeats", "0"], "--repeats is 0; accepted: 1 and more"),
+        ("vllm", ["--together"], "--together needs --cache"),
     ],
 )
 def test_what_cannot_be_run_is_told(
