@@ -392,6 +392,12 @@ def main() -> int:
             name: dict(zip(("prompts", "tokens", "new_tokens"), sizes, strict=True))
             for name, sizes in WORKLOADS[asked.model].items()
         },
+        "processes": {
+            "repeats": asked.repeats,
+            "together": asked.together,
+            "memory_share": asked.memory,
+            "cache_gib": asked.cache,
+        },
     }
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     start, failed = time.monotonic(), 0
