@@ -61,6 +61,19 @@ class DlattnAttnBackend(AttentionBackend):
             raise _refused(
                 f"kv_cache_dtype is {dtype}", "float16, bfloat16, float8_e4m3fn; on CPUs float32"
             )
+        if model_runner.kv_cache_dtype.itemsize > 1 and model_runner.kv_cache_dtype != config.dtype:
+            cache, model = (
+                str(x).removeprefix("torch.") for x in (model_runner.kv_cache_dtype, config.dtype)
+            )
+            raise _refused(
+                f"kv_cache_dtype is {cache} beside a model in {model}",
+                "the model's dtype, float8_e4m3fn",
+            )
+        plain = getattr(pool, "full_kv_pool", pool)  # beside the states of linear layers
+        if getattr(plain, "k_scale_buffer", None) is not None:  # as of mxfp8
+            raise _refused("the pool has factors for blocks of a row", "one factor for a layer")
+        if getattr(plain, "kv_cache_layout", "nhd") != "nhd":
+            raise _refused(f"the pool's layout is {plain.kv_cache_layout}", "nhd")
         if getattr(pool, "swa_layer_nums", 0) > 0:
             raise _refused(
                 "layers with sliding windows have a pool of their own",

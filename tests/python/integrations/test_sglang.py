@@ -150,6 +150,7 @@ class Server:
             is_encoder_decoder=False,
             context_len=CONTEXT,
             attention_chunk_size=None,
+            dtype=torch.float32,
         )
         runner = {
             "model_config": config,
@@ -443,6 +444,19 @@ def test_deterministic_inference(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"is_encoder_decoder": True}, "the model has an encoder"),
         ({"attention_chunk_size": 8}, "the model attends to chunks"),
         ({"token_to_kv_pool": SimpleNamespace(swa_layer_nums=2)}, "--disable-hybrid-swa-memory"),
+        (
+            {"kv_cache_dtype": torch.bfloat16, "dtype": torch.float16},
+            "kv_cache_dtype is bfloat16 .* float16; accepted: the model's dtype, float8_e4m3fn",
+        ),
+        ({"token_to_kv_pool": SimpleNamespace(k_scale_buffer=[0])}, "factors for blocks of a row"),
+        (
+            {"token_to_kv_pool": SimpleNamespace(full_kv_pool=SimpleNamespace(k_scale_buffer=[0]))},
+            "factors for blocks of a row",
+        ),
+        (
+            {"token_to_kv_pool": SimpleNamespace(kv_cache_layout="hnd")},
+            "the pool's layout is hnd; accepted: nhd",
+        ),
     ],
 )
 def test_models_that_are_refused(changes: dict[str, Any], words: str) -> None:
