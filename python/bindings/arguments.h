@@ -116,6 +116,28 @@ void for_each_argument(const Visit& visit) {
   for_each_index(visit, std::make_index_sequence<std::size(kList)>());
 }
 
+// Sets what is read by name, from the values.
+template <const auto& kList, Function kFunction>
+void set_members(AttentionCall* call) {
+  for_each_argument<kList>([&](auto i) {
+    constexpr Argument kArgument = kList[i];
+    if constexpr (kArgument.member != nullptr && (kArgument.functions & bit(kFunction)) != 0)
+      call->*kArgument.member = call->values[i];
+  });
+}
+
+// Leaves every argument that kFunction takes at its default: a setting is not read then.
+template <const auto& kList, Function kFunction>
+void set_defaults(AttentionCall* call) {
+  call->function = kFunction;
+  for_each_argument<kList>([&](auto i) {
+    constexpr Argument kArgument = kList[i];
+    constexpr bool kIsSetting = kArgument.read != nullptr && kArgument.member == nullptr;
+    if constexpr (!kIsSetting && (kArgument.functions & bit(kFunction)) != 0)
+      call->values[i] = nb::handle(Py_None);
+  });
+}
+
 template <std::size_t>
 using HandleAt = nb::handle;
 
@@ -129,11 +151,7 @@ void def_taken(nb::module_& module, const char* name, CallFunction function,
         AttentionCall call;
         call.function = kFunction;
         ((call.values[kTaken[kPositions]] = values), ...);
-        for_each_argument<kList>([&](auto i) {
-          constexpr Argument kArgument = kList[i];
-          if constexpr (kArgument.member != nullptr && (kArgument.functions & bit(kFunction)) != 0)
-            call.*kArgument.member = call.values[i];
-        });
+        set_members<kList, kFunction>(&call);
         return function(call);
       },
       nb::arg(kList[kTaken[kPositions]].name).none()...);
@@ -144,6 +162,34 @@ template <const auto& kList, Function kFunction>
 void def_with(nb::module_& module, const char* name, CallFunction function) {
   constexpr auto kCount = num_taken<kList, kFunction>();
   def_taken<kList, kFunction>(module, name, function, std::make_index_sequence<kCount>());
+}
+
+// Fills in the arguments of a dict.
+using SetOptions = void (*)(const nb::dict& options, AttentionCall* call);
+
+template <const auto& kList, Function kFunction, SetOptions set_options, std::size_t... kPositions>
+void def_required(nb::module_& module, const char* name, CallFunction function,
+                  std::index_sequence<kPositions...>) {
+  static constexpr auto kTaken = taken<kList, kFunction>();
+  module.def(
+      name,
+      [function](HandleAt<kPositions>... values, const nb::dict& options) {
+        AttentionCall call;
+        set_defaults<kList, kFunction>(&call);
+        ((call.values[kTaken[kPositions]] = values), ...);
+        set_options(options, &call);
+        set_members<kList, kFunction>(&call);
+        return function(call);
+      },
+      nb::arg(kList[kTaken[kPositions]].name).none()..., nb::arg("options"));
+}
+
+// The same with a dict of all arguments behind the first `kCount`. Those that it does not name have
+// their defaults.
+template <const auto& kList, Function kFunction, std::size_t kCount, SetOptions set_options>
+void def_with_options(nb::module_& module, const char* name, CallFunction function) {
+  def_required<kList, kFunction, set_options>(module, name, function,
+                                              std::make_index_sequence<kCount>());
 }
 
 }  // namespace dlattn::python

@@ -57,7 +57,7 @@ NB_MODULE(_core, m) {
   register_host_buffer(m);
   register_support(m);
   register_quantized_kv();
-  def_call(m, "attention", "attention_varlen", "attention_with_kvcache", attention);
+  def_attention(m, attention);
   m.def(
       "append_and_attend",
       [](nb::handle k, nb::handle v, nb::handle seqused_k, nb::handle rotary_cos,

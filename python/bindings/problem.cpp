@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "cache.h"
 #include "errors.h"
+#include "gil.h"
 #include "quantized.h"
 
 namespace dlattn::python {
@@ -305,6 +306,42 @@ static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
 static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 <= Problem::kMaxTensors);
 static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 5 <= Problem::kMaxTensors);
 
+// Their interned names: by its address Python's name of a keyword is found without a comparison.
+PyObject* argument_names[std::size(kArguments)];
+
+// Where the argument of that name stands that a function takes; behind the last one: it takes none.
+std::size_t index_of(nb::handle name, Function function) {
+  const auto find = [&](const auto& is_named) {
+    std::size_t i = 0;
+    while (i < std::size(kArguments) &&
+           !((kArguments[i].functions & bit(function)) != 0 && is_named(i)))
+      ++i;
+    return i;
+  };
+  const std::size_t i = find([&](std::size_t at) { return argument_names[at] == name.ptr(); });
+  if (i < std::size(kArguments)) return i;
+  return find([&](std::size_t at) {
+    return PyUnicode_CompareWithASCIIString(name.ptr(), kArguments[at].name) == 0;
+  });
+}
+
+const char* name_of(Function function) {
+  constexpr const char* kNames[] = {"attention", "attention_varlen", "attention_with_kvcache"};
+  return kNames[static_cast<int>(function)];
+}
+
+void set_options(const nb::dict& options, AttentionCall* call) {
+  PyObject *name = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(options.ptr(), &at, &name, &value);) {
+    const std::size_t i = index_of(name, call->function);
+    if (i == std::size(kArguments)) {
+      wrong_type(name_of(call->function), "() got an unexpected keyword argument '", text(name),
+                 "'");
+    }
+    call->values[i] = value;
+  }
+}
+
 template <std::size_t i>
 void read_optional_tensor(const Tensor& tensor, Problem* problem) {
   constexpr Argument kArgument = kArguments[i];
@@ -460,17 +497,32 @@ void def_call(nb::module_& module, const char* name, const char* name_varlen,
   if (name_kvcache) def_with<kArguments, Function::kKvcache>(module, name_kvcache, call);
 }
 
+void def_attention(nb::module_& module, CallFunction call) {
+  for (std::size_t i = 0; i < std::size(kArguments); ++i)
+    argument_names[i] = interned(kArguments[i].name).release().ptr();
+  def_with_options<kArguments, Function::kAttention, 3, set_options>(module, "attention", call);
+  def_with_options<kArguments, Function::kVarlen, 7, set_options>(module, "attention_varlen", call);
+  def_with<kArguments, Function::kKvcache>(module, "attention_with_kvcache", call);
+}
+
 AttentionCall call_of(Function function, const nb::dict& arguments) {
   AttentionCall call;
-  call.function = function;
-  for_each_argument<kArguments>([&](auto i) {
-    constexpr Argument kArgument = kArguments[i];
-    if ((kArgument.functions & bit(function)) == 0) return;
-    const nb::handle given = PyDict_GetItemString(arguments.ptr(), kArgument.name);
-    constexpr bool kIsSetting = kArgument.read != nullptr && kArgument.member == nullptr;
-    call.values[i] = given.is_valid() || kIsSetting ? given : nb::handle(Py_None);
-    if constexpr (kArgument.member != nullptr) call.*kArgument.member = call.values[i];
-  });
+  const auto fill = [&](auto of) {
+    set_defaults<kArguments, of>(&call);
+    set_options(arguments, &call);
+    set_members<kArguments, of>(&call);
+  };
+  switch (function) {
+    case Function::kAttention:
+      fill(std::integral_constant<Function, Function::kAttention>());
+      break;
+    case Function::kVarlen:
+      fill(std::integral_constant<Function, Function::kVarlen>());
+      break;
+    case Function::kKvcache:
+      fill(std::integral_constant<Function, Function::kKvcache>());
+      break;
+  }
   return call;
 }
 

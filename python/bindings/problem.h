@@ -41,6 +41,10 @@ using CallFunction = nb::object (*)(const AttentionCall&);
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
               const char* name_kvcache, CallFunction call);
 
+// Binds `call` as attention and attention_varlen, whose arguments with defaults come in a dict, and
+// as attention_with_kvcache.
+void def_attention(nb::module_& module, CallFunction call);
+
 // The call of one of them with arguments by their names. Arguments that are not named have their
 // defaults, but for max_seqlen_k of attention_with_kvcache.
 AttentionCall call_of(Function function, const nb::dict& arguments);

@@ -12,12 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
+import numpy
 import pytest
 from arrays import qkv
+from numpy.testing import assert_array_equal
 
 import dlattn
 
 API = Path(__file__).resolve().parents[3] / "python" / "api"
+# The functions whose keywords the binding takes as a dict.
+BY_OPTIONS = ("attention", "attention_varlen")
 FUNCTIONS = ("attention", "attention_varlen", "attention_with_kvcache", "supported", "plan")
 
 
@@ -60,8 +64,65 @@ def test_the_binding_takes_the_arguments_in_the_same_order(write, name):
         native = name + form
         function = name if name.startswith("attention") else f"attention{form}"
         declared = [a.name for a in write.ARGUMENTS if function in a.functions and a.native]
+        if native in BY_OPTIONS:
+            declared = [
+                a.name for a in write.ARGUMENTS if name in a.functions and a.default is None
+            ]
         signature = getattr(dlattn._core, native).__doc__.splitlines()[0]
         assert re.findall(r"(\w+): object", signature) == declared
+        assert ("options: dict" in signature) == (native in BY_OPTIONS)
+
+
+@pytest.mark.parametrize("name", BY_OPTIONS)
+def test_every_keyword_reaches_the_binding(write, name):
+    """By its name and no other: a value that no argument accepts is refused as its own."""
+    q, k, v = qkv()
+    arrays, packed = [q, k, v], []
+    if name == "attention_varlen":
+        arrays = [x[0] for x in arrays]
+        longest = [len(x) for x in arrays[:2]]
+        packed = [*(numpy.array([0, n], numpy.int32) for n in longest), *longest]
+    call = getattr(dlattn, name)
+    declared = [a for a in write.ARGUMENTS if name in a.functions and a.default is not None]
+    assert len(declared) > 15
+    for argument in declared:
+        with pytest.raises((TypeError, dlattn.UnsupportedError), match=rf"\b{argument.name}\b"):
+            call(*arrays, *packed, **{argument.name: object()})
+        # A name that Python has not interned is another object.
+        text = "".join([argument.name[:2], argument.name[2:]])
+        given = ast.literal_eval(argument.default)
+        assert_array_equal(call(*arrays, *packed, **{text: given}), call(*arrays, *packed))
+
+
+class Text(str):
+    """A name of its own class."""
+
+
+@pytest.mark.parametrize("name", BY_OPTIONS)
+def test_wrong_calls_raise_as_pythons_own(name):
+    call = getattr(dlattn, name)
+    required = [x for x in inspect.signature(call).parameters.values() if x.default is x.empty]
+    values = range(len(required))
+    for wrong in ("tau", "max_seqlen", "Causal", "seqused_q", ""):
+        expected = f"{name}() got an unexpected keyword argument '{wrong}'"
+        with pytest.raises(TypeError, match=f"^{re.escape(expected)}$"):
+            call(*values, **{wrong: None})
+    with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required .*'{required[-1].name}'"):
+        call(*values[:-1])
+    with pytest.raises(
+        TypeError, match=rf"{name}\(\) takes {len(values)} positional arguments but"
+    ):
+        call(*values, True)
+    with pytest.raises(TypeError, match=rf"{name}\(\) got multiple values for argument 'k'"):
+        call(*values, k=None)
+
+
+def test_names_and_tensors_may_come_in_any_form():
+    q, k, v = qkv()
+    expected = dlattn.attention(q, k, v, causal=True, window=(3, None))
+    assert_array_equal(dlattn.attention(v=v, q=q, k=k, window=(3, None), causal=True), expected)
+    named = {Text("causal"): True, Text("window"): (3, None)}
+    assert_array_equal(dlattn.attention(q, k, v, **named), expected)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -178,7 +239,7 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
 
     q, k, v = qkv()
     made["attention"](q, k, v, num_slices=3)
-    assert native.call[0] == "attention" and native.call[1][-1] == 3
+    assert native.call == ("attention", (q, k, v, {"num_slices": 3}))
     for name in ("supported", "plan"):
         made[name](q, k, v, num_slices=3)
         assert native.call[0] == name and native.call[1][-1] == 3
@@ -188,8 +249,7 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
         assert native.call[0] == f"{name}_with_kvcache" and native.call[1][-2:] == (3, 4)
         assert all(x is y for x, y in zip(native.call[1], (q, k, v), strict=False))
     made["attention_varlen"](q, k, v, 1, 2, 3, 4, tree=5)
-    assert native.call[0] == "attention_varlen"
-    assert native.call[1][3:7] == (1, 2, 3, 4) and native.call[1][-2:] == (None, 5)
+    assert native.call == ("attention_varlen", (q, k, v, 1, 2, 3, 4, {"tree": 5}))
     made["attention_with_kvcache"](q, k, v, seqused_k=6, depth=7)
     assert native.call[0] == "attention_with_kvcache"
     assert native.call[1][3] == 6 and native.call[1][-2:] == (None, 7)
