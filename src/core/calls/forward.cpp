@@ -4,6 +4,7 @@
 #include "core/calls/forward.h"
 #include "core/calls/support.h"
 #include "core/plan/plan.h"
+#include "core/plan/recent_plans.h"
 #include "core/problem/quantized.h"
 #include "core/validate/validate.h"
 
@@ -47,11 +48,41 @@ Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options
 
 namespace core {
 
-PreparedForward prepare_forward(const AttentionParams& params, const Options& options) {
+namespace {
+
+// The plan of a valid call whose plan is kept.
+Plan plan_to_keep(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  try {
+    return plan_of_call(problem_of_key(params), device, options);
+  } catch (const UnsupportedError&) {
+    return plan_of_call(params, device, options);  // whose reasons name the real addresses
+  }
+}
+
+// Checks a call and makes its plan.
+Plan plan_of_checked_call(const AttentionParams& params, const Options& options) {
+  const bool kept = is_plan_kept(params, options);
+  PlanKey key;
+  if (kept) {
+    key = PlanKey(params, options);
+    if (const Plan* const plan = recent_plan(key)) {
+      check_call_memory(params);  // all else was checked for that plan
+      return *plan;
+    }
+  }
   validate(params);
   validate(options);
   const DeviceInfo& device = device_info(params.device);
-  PreparedForward prepared{params, plan_of_call(params, device, options), options.poll};
+  if (!kept) return plan_of_call(params, device, options);
+  const Plan plan = plan_to_keep(params, device, options);
+  keep_plan(key, plan);
+  return plan;
+}
+
+}  // namespace
+
+PreparedForward prepare_forward(const AttentionParams& params, const Options& options) {
+  PreparedForward prepared{params, plan_of_checked_call(params, options), options.poll};
   print_if_asked(prepared.plan);
   if (prepared.plan.kernel == kCpu || prepared.plan.num_launches() == 0) return prepared;
   if (prepared.plan.workspace_bytes > 0)

@@ -209,6 +209,10 @@ void check_tensors(const AttentionParams& params, const GivenTensors& tensors, c
   check_own_memory(tensors);
 }
 
+void check_call_memory(const AttentionParams& params) {
+  check_own_memory(tensors_of(params, sizes_of(params)));
+}
+
 void validate(const AttentionParams& params) {
   check_numbers(params);
   const Sizes sizes = sizes_of(params);

@@ -13,6 +13,9 @@ void validate(const Options& options);
 void validate(const QuantizeParams& params);
 void validate_sizes(const QuantizeParams& params);  // the fields that quantized_kv_bytes() reads
 
+// The part of the checks of an AttentionParams that depends on where its tensors lie.
+void check_call_memory(const AttentionParams& params);
+
 // The two parts of the checks of an AttentionParams, which those of a backward pass have too: of
 // what is no tensor, and of the tensors that the operation's table lists.
 void check_numbers(const AttentionParams& params);
