@@ -586,6 +586,8 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
   if (cu_seqlens_q) read_cu_seqlens_q(*cu_seqlens_q, problem);
   read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, Keys::kAsQueries, problem);
   if (cu_seqlens_q) read_cu_seqlens_k(*find("cu_seqlens_k"), problem);
+  const std::size_t required = cu_seqlens_q ? 5 : 3;
+  if (tensors.size() == required) return;  // as in most calls, without a search for each name
   for_each_optional_tensor([&](std::size_t, const char* name, const auto& read) {
     if (const Tensor* tensor = find(name)) read(*tensor, problem);
   });

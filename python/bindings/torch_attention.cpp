@@ -64,7 +64,8 @@ std::vector<Tensor> read_inputs(const AttentionOperator& op, const Arguments& ar
   AttentionParams& p = problem->params;
   read_settings(op, arguments, problem);
   std::vector<Tensor> tensors;
-  tensors.reserve(Signature::kMaxArguments);
+  constexpr std::size_t kMost = 8;  // in most calls; more than a few KB take longer to allocate
+  tensors.reserve(kMost);
   for (int i = 0; i < op.signature.count; ++i) {
     if (!op.is_input(i) || !arguments.given(i)) continue;
     const char* const name = op.signature.arguments[i].name;
