@@ -181,7 +181,10 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->deferred = kind == "jax";
   made->gives_workspace = nb::cast<bool>(made->adapter.attr("gives_workspace"));
   made->api = find_exchange_api(type, *made);
-  if (made->torch) made->torch_state = TorchState(made->adapter);
+  if (made->torch) {
+    made->torch_state = TorchState(made->adapter);
+    load_torch(text(nb::object(made->adapter.attr("folder"))));
+  }
   nb::object reference = weak_reference(type);
   // That code, or another thread, may have added the same type meanwhile: its entry then stays.
   const auto at = cache.try_emplace(type.ptr(), Known{std::move(made), std::move(reference)});
@@ -343,7 +346,10 @@ nb::object empty_array(const TensorType& type, const nb::object& sizes, DType dt
 }  // namespace
 
 Allocation::Allocation(Allocation&& other) noexcept
-    : tensor(std::move(other.tensor)), managed(other.managed), object(std::move(other.object)) {
+    : tensor(std::move(other.tensor)),
+      managed(other.managed),
+      torch(std::move(other.torch)),
+      object(std::move(other.object)) {
   other.managed = nullptr;
 }
 
@@ -359,9 +365,36 @@ nb::object allocate_workspace(const Target& target, std::int64_t bytes, nb::hand
                      settled);
 }
 
+namespace {
+
+// Whether a tensor is made by torch's C ABI. That takes half the time of its exchange API, which
+// makes a tensor, a DLPack tensor around it, and of that a second one. A large tensor takes longer
+// to compute than to make, and where memory is short the C ABI writes to stderr before it fails.
+bool is_made_by_c_abi(const Target& target, const std::int64_t* shape, int ndim, DType dtype) {
+  constexpr std::int64_t kMostBytes = 16 << 20;
+  if (!target.type->api || !target.type->torch || !torch_functions.to_object) return false;
+  std::int64_t bytes = size_of(dtype);
+  for (int i = 0; i < ndim; ++i) {
+    if (__builtin_mul_overflow(bytes, shape[i], &bytes)) return false;
+  }
+  return bytes <= kMostBytes;
+}
+
+}  // namespace
+
 Allocation allocate(const Target& target, const char* name, const std::int64_t* shape, int ndim,
                     DType dtype) {
   Allocation made;
+  if (is_made_by_c_abi(target, shape, ndim, dtype)) {
+    try {
+      made.torch = empty_tensor(name, shape, ndim, dtype, target.device);
+    } catch (const AllocationError&) {  // the exchange API gives torch's own words for it
+    }
+    if (made.torch.get()) {
+      made.tensor = describe_new(made.torch, name, shape, ndim, dtype, target.device);
+      return made;
+    }
+  }
   if (target.type->api) {
     dlpack::DLTensor prototype{};
     prototype.device = to_dlpack(target.device);
@@ -406,6 +439,7 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
 }
 
 nb::object take(const Target& target, Allocation* allocation) {
+  if (allocation->torch.get()) return object_of(allocation->torch);
   if (!allocation->managed) return allocation->object;
   void* object = nullptr;
   dlpack::ManagedTensorVersioned* managed = allocation->managed;

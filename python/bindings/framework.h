@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tensor.h"
+#include "torch_functions.h"
 #include "torch_state.h"
 
 // The binding's knowledge of the caller's tensor library. Two kinds: types with DLPack's C exchange
@@ -72,6 +73,7 @@ struct Allocation {
   Tensor tensor;
   dlpack::ManagedTensorVersioned* managed =
       nullptr;        // of an exchange API, until take() makes an object of it
+  OwnedTensor torch;  // the same of torch's C ABI
   nb::object object;  // of an adapter
 
   Allocation() = default;

@@ -132,6 +132,9 @@ struct Functions {
   // torch::PythonArgs::scalar_slow: the number of a Python object. Throws torch's own exception of
   // what its __float__ raises.
   Scalar (*to_scalar)(void* unused, PyObject* object);
+  // THPVariable_Wrap: a torch.Tensor of a tensor, by its address. It may take the tensor out of its
+  // handle, which stays its owner's.
+  PyObject* (*to_object)(Tensor tensor);
 };
 
 }  // namespace dlattn::python::torch_abi

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "dlattn/device.h"
 #include "errors.h"
+#include "gil.h"
 
 namespace dlattn::python {
 
@@ -171,8 +173,12 @@ std::string load_torch(const std::string& folder) {
     look_up(cuda, "aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward",
             &found.cudnn_attention_backward);
   }
-  if (void* const python = open("libtorch_python"))
+  if (void* const python = open("libtorch_python")) {
     look_up(python, "_ZN5torch10PythonArgs11scalar_slowEP7_object", &found.to_scalar);
+    // Some versions take the TensorBase by value, which the C++ ABI passes by its address too.
+    if (!look_up(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE", &found.to_object))
+      look_up(python, "_Z16THPVariable_WrapN2at10TensorBaseE", &found.to_object);
+  }
   if (torch_functions.check) return {};  // loaded before, and kernels may be running
   for (std::size_t i = 0; i < std::size(kKnownDTypes); ++i) {
     const std::string name = std::string("aoti_torch_dtype_") + kKnownDTypes[i].name;
@@ -321,6 +327,23 @@ void make_infinities_positive(const OwnedTensor& tensor) {
   check_torch_error(torch_functions.call("aten::nan_to_num_", "", stack, torch_abi::kVersion),
                     "writing a tensor");
   const OwnedTensor same_tensor(reinterpret_cast<torch_abi::Tensor>(stack[0]));
+}
+
+Tensor describe_new(const OwnedTensor& tensor, const char* name, const std::int64_t* sizes,
+                    int ndim, DType dtype, Device device) {
+  Tensor described;
+  described.name = name;
+  check_torch_error(torch_functions.get_data(tensor.get(), &described.data), "reading a tensor");
+  described.dtype = to_dlpack(dtype);
+  described.device = device;
+  described.ndim = ndim;
+  std::copy_n(sizes, ndim, described.shape);
+  contiguous_strides(&described);
+  return described;
+}
+
+nb::object object_of(const OwnedTensor& tensor) {
+  return checked(torch_functions.to_object(tensor.get()));
 }
 
 void* current_cuda_stream(Device device) {

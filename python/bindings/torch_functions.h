@@ -54,6 +54,12 @@ OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std
 OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
                           int ndim, dlpack::DLDataType dtype, Device device);
 
+// Describes what empty_tensor() made of these.
+Tensor describe_new(const OwnedTensor& tensor, const char* name, const std::int64_t* sizes,
+                    int ndim, DType dtype, Device device);
+// A torch.Tensor of it. The GIL is held, and torch_functions.to_object is known.
+nb::object object_of(const OwnedTensor& tensor);
+
 // As torch.empty_like: dimensions lie in memory in the order of those of `like`.
 OwnedTensor empty_like(const char* name, torch_abi::Tensor like);
 OwnedTensor undefined_tensor();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,12 @@ class Torch(Framework):
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+    @property
+    def folder(self) -> str:
+        """Where libtorch lies."""
+        package = getattr(sys.modules["torch"], "__file__", None) or ""
+        return os.path.join(os.path.dirname(package), "lib")
 
     gives_workspace = True
 
