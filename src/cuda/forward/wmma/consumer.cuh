@@ -44,8 +44,8 @@ struct Consumer {
   const tile::WorkTile work;
   const Sequence seq;
   const int lane_idx = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * WarpRows::kRows;  // the warp's first in the work tile
-  const TileRange tiles;
+  const int warp_row = row_group() * WarpRows::kRows;  // the warp's first in the work tile
+  const TileRange tiles;                               // the block's
   Producer producer;
   int i = 0;  // how many tiles have been walked
 
@@ -60,11 +60,16 @@ struct Consumer {
         tiles(tiles_of(work, seq)),
         producer(params, tiles) {}
 
+  // Which of the block's groups of rows this warp has.
+  __device__ __forceinline__ static int row_group() {
+    return wmma::row_group(kShape.num_warps, static_cast<int>(threadIdx.x) / 32);
+  }
+
   __device__ __forceinline__ void run(WarpRows& rows) {
     if (tiles.begin < tiles.end) begin(rows);
     // Whether registers are enough for `tiles` at edge tiles.
     constexpr bool kKeepsTiles = !kScarce || kShape.blocks_per_sm <= 2;
-    walk_tiles<kBlockN, kKeepsTiles>(*this, rows, tiles);
+    walk_tiles<kBlockN, kKeepsTiles>(*this, rows, own_tiles(tiles, work, seq));
     end(rows);
   }
 
@@ -119,7 +124,7 @@ struct Consumer {
     write_results<kHeadDim, false, kOverlaid>(
         params, shape, tile::ResultRows<T>(params, done), tile_rows,
         done.m_block * kBlockM + warp_row, rows.softmax, shape.scale_log2, rows.acc_o,
-        ptx::dynamic_smem() + kMap.q + threadIdx.x / 32 * WarpRows::kBytes, lane_idx);
+        ptx::dynamic_smem() + kMap.q + row_group() * WarpRows::kBytes, lane_idx);
   }
 
   // Where tile i's K and V begin for this lane's ldmatrix.
@@ -132,7 +137,9 @@ struct Consumer {
 
   __device__ __forceinline__ TileRange tiles_again(const TileRange& tiles) const {
     if constexpr (!kScarce) return tiles;
-    return tiles_of(work_again(), sequence_again());
+    const tile::WorkTile same = work_again();
+    const Sequence seq = sequence_again();
+    return own_tiles(tiles_of(same, seq), same, seq);
   }
 
  private:
@@ -177,6 +184,12 @@ struct Consumer {
                                                 const Sequence& seq) const {
     const int first = work.m_block * kBlockM;
     return {mask_of(seq), first, last_row(first, seq), kBlockN};
+  }
+  // The block's tiles as this warp walks them.
+  __device__ __forceinline__ TileRange own_tiles(const TileRange& tiles, const tile::WorkTile& work,
+                                                 const Sequence& seq) const {
+    const int first = work.m_block * kBlockM + warp_row;
+    return tiles.of_warp(mask_of(seq), first, first + WarpRows::kRows - 1, kBlockN);
   }
 };
 

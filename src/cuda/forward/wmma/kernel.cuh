@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const tile::Sequence<T> seq(params, shape, work);
   if (work.m_block * Consumer::kBlockM >= tile_rows.count(seq.seqlen_q)) return;
   using WarpRows = typename Consumer::WarpRows;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  WarpRows rows(ptx::smem_address(ptx::dynamic_smem()) + Consumer::kMap.q + warp * WarpRows::kBytes,
+  WarpRows rows(ptx::smem_address(ptx::dynamic_smem()) + Consumer::kMap.q +
+                    Consumer::row_group() * WarpRows::kBytes,
                 threadIdx.x % 32);
   Consumer(params, shape, tile_rows, work, seq).run(rows);
 }

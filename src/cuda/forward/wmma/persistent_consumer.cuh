@@ -35,7 +35,7 @@ struct PersistentConsumer {
   __device__ __forceinline__ void run() {
     const unsigned num_tiles = work_tiles.count;
     const unsigned first = work_tiles.next(work_tiles.before_first());
-    producer.load_queries(first, warp_idx, lane_idx);
+    producer.load_queries(first, 0, warp_idx, lane_idx);
     if (lane_idx == 0) producer.init();
 #pragma unroll
     for (unsigned ahead = 0; ahead < kLookahead; ++ahead) producer.load(ahead);
@@ -45,7 +45,7 @@ struct PersistentConsumer {
          set_state({work_tiles.next(state().index), state().done + 1})) {
       WarpRows rows(shared.q(warp_idx), lane_idx);
       begin(rows);
-      walk_tiles<kBlockN, true>(*this, rows, WorkTile(work_tiles, state().index).tiles);
+      walk_tiles<kBlockN, true>(*this, rows, own_tiles());
       end(rows);
     }
   }
@@ -77,7 +77,7 @@ struct PersistentConsumer {
     const WorkTile same(work_tiles, state().index);
     const ptx::SmemAddress base = ptx::reread(shared.base);
     const int lane = static_cast<int>(ptx::reread(static_cast<unsigned>(lane_idx)));
-    rows.attend_edge(same.mask, same.m0 + warp_idx * WarpRows::kRows, n, begin, lane_k(base, lane),
+    rows.attend_edge(same.mask, first_row(same, warp_idx), n, begin, lane_k(base, lane),
                      lane_v(base, lane), shape.scale_log2, lane_idx);
     release();
   }
@@ -89,7 +89,7 @@ struct PersistentConsumer {
     // Its index in the block is reread, to leave the tiles' loops a register more.
     const int warp = static_cast<int>(ptx::reread_thread_index()) / 32;
     write_from_registers<kHeadDim>(params, tile::ResultRows<T>(params, done.work),
-                                   done.m0 + warp * WarpRows::kRows, rows.softmax,
+                                   first_row(done, warp), rows.softmax,
                                    ptx::reread(shape.scale_log2), rows.acc_o, lane_idx);
   }
 
@@ -103,10 +103,20 @@ struct PersistentConsumer {
 
   __device__ __forceinline__ TileRange tiles_again(const TileRange& tiles) const {
     if constexpr (kHeadDim <= 64) return tiles;
-    return WorkTile(work_tiles, state().index).tiles;
+    return own_tiles();
   }
 
  private:
+  __device__ __forceinline__ int first_row(const WorkTile& tile, int warp) const {
+    return tile.m0 + Shared::warp_row(warp, state().done);
+  }
+  // The work tile's tiles of keys as this warp walks them.
+  __device__ __forceinline__ TileRange own_tiles() const {
+    const WorkTile tile(work_tiles, state().index);
+    const int first = first_row(tile, warp_idx);
+    return tile.tiles.of_warp(tile.mask, first, first + WarpRows::kRows - 1, kBlockN);
+  }
+
   __device__ __forceinline__ ptx::SmemAddress lane_k(ptx::SmemAddress base, int lane) const {
     return base + Shared::kMap.k + i % kShape.stages * Shared::kStageBytes +
            tile::mma::lane_offset_across<kHeadDim, kBlockN>(lane);
@@ -123,7 +133,7 @@ struct PersistentConsumer {
 
   __device__ __forceinline__ void load_next_queries() const {
     __syncwarp();  // all lanes have done with this work tile's
-    producer.load_queries(work_tiles.next(state().index), warp_idx, lane_idx);
+    producer.load_queries(work_tiles.next(state().index), state().done + 1, warp_idx, lane_idx);
   }
 
   // The warp's work tile, in shared memory where Q leaves no registers for it.

@@ -25,6 +25,14 @@ struct PersistentShared {
   __device__ __forceinline__ explicit PersistentShared(ptx::SmemAddress base)
       : base(base), ring(base + kMap.mbarriers) {}
 
+  // The first row, in the work tile after `done` others, of those that a warp has. Under causality
+  // the next work tile's groups of rows are in reversed order, so that in a head's longest and
+  // shortest together all warps see as many keys.
+  __device__ __forceinline__ static int warp_row(int warp, unsigned done) {
+    const int group = row_group(kShape.num_warps, warp);
+    return (done % 2 == 0 ? group : kShape.num_warps - 1 - group) * kWarpRows;
+  }
+
   // By all threads of the block, before anything else.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
@@ -76,15 +84,17 @@ struct PersistentProducer {
     *state() = {work_tiles.before_first(), 0, 0, 0, 0};
   }
 
-  // Starts the copy of this warp's rows of Q of a work tile, if there is such a one.
-  __device__ __forceinline__ void load_queries(unsigned index, int warp, int lane) const {
+  // Starts the copy of this warp's rows of Q of the work tile `index`, the one after `done` others,
+  // if there is such a one.
+  __device__ __forceinline__ void load_queries(unsigned index, unsigned done, int warp,
+                                               int lane) const {
     if (lane != 0 || index >= work_tiles.count) return;
     const tile::WorkTile work = work_tiles.tile(index);
     const ptx::SmemAddress arrived = shared.query_mbarrier(warp);
     ptx::mbarrier_arrive_expect_tx(arrived, Shared::kQueryBytes);
     load_rows<kHeadDim, Shared::kWarpRows>(
         shared.q(warp), maps.q, maps.full_segments, arrived, {work.head, work.batch},
-        work.m_block * block_m(kShape) + warp * Shared::kWarpRows);
+        work.m_block * block_m(kShape) + Shared::warp_row(warp, done));
   }
 
   // Starts the copy of tile `i`, if it is this thread's and there is one, when its stage is empty.

@@ -27,7 +27,7 @@ __device__ __forceinline__ void hide_keys(float (&acc_s)[kRowTiles][kGroups][4],
 // The tiles of a block, numbered by n0 / block_n and walked from the last to the first: edge tiles
 // from end - 1 down to full_end, then full tiles, of which every row sees every key, down to
 // full_begin, then edge tiles down to begin. Edge tiles are those that may need a mask, and the
-// first tile of the walk, which gives the rows their first max.
+// first tile of the walk of which a row sees a key, which gives the rows their first max.
 struct TileRange {
   int begin, full_begin, full_end, end;
 
@@ -37,7 +37,24 @@ struct TileRange {
     const tile::Range full = whole_tiles_of(mask.every_row(first_row, last_row), block_n);
     begin = any.begin;
     end = any.end;
-    full_end = max(min(full.end, end - 1), begin);
+    set_full(full, end);
+  }
+
+  // The same tiles as a warp walks them that has only rows first_row .. last_row of the block's:
+  // full tiles are those that are full for its rows. It sees nothing of tiles beyond its edges.
+  template <typename Mask>
+  __device__ __forceinline__ TileRange of_warp(const Mask& mask, int first_row, int last_row,
+                                               int block_n) const {
+    TileRange own = *this;
+    const int seen_end = tiles_of(mask.any_row(first_row, last_row), block_n).end;
+    own.set_full(whole_tiles_of(mask.every_row(first_row, last_row), block_n), min(seen_end, end));
+    return own;
+  }
+
+ private:
+  // `seen_end`: the tile after the first one of the walk of which a row sees a key.
+  __device__ __forceinline__ void set_full(const tile::Range& full, int seen_end) {
+    full_end = max(min(full.end, seen_end - 1), begin);
     full_begin = min(max(full.begin, begin), full_end);
   }
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/util/inline.h"
 #include "cuda/forward/wmma/split_traits.h"
 #include "cuda/plan/tile_config.h"
 
@@ -103,6 +104,12 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
 
 constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
+}
+
+// Which of a block's groups of rows a warp has. Under causality later rows see more keys, so the
+// two warps of eight that share a scheduler, w and w + 4, have an early group and a late one.
+DLATTN_SHARED constexpr int row_group(int num_warps, int warp) {
+  return num_warps == 8 && warp >= 4 ? 11 - warp : warp;
 }
 
 // Whether TMA loads Q, K and V.
