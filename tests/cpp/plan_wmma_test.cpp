@@ -47,7 +47,7 @@ void tile_shapes() {
       {1, 32, 1024, 128, true, kN, kN, kN, kN},
       // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
       {32, 32, 512, 64, true, kN, kN, kW, kB},
-      {4, 32, 4096, 64, true, kW, kW, kW, kB},
+      {4, 32, 4096, 64, true, kN, kW, kW, kB},
       {32, 16, 512, 128, true, kN, kN, kN, kB},
       // The copy engine where there is one, and an SM holds 194 KB.
       {4, 16, 4096, 128, false, kN, kN, kN, kB},

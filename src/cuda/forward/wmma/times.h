@@ -101,9 +101,10 @@ inline double predicted_ns(const AttentionParams& p, const DeviceInfo& device, i
   const cost::Speed measured = speed(p, head_dim_tile, variant);
   // Where tensor cores are slower than an H200's, a block that is alone on its SM waits for them so
   // much longer, and they bound a full SM. Small shapes have somewhat more work beside the
-  // products.
+  // products: by the model of Ada (research/ADA.md).
   const bool wide = variant != kNarrow && !splits_keys(variant);
-  const double tensor_bound = wide ? 1.08 : variant == kNarrow ? 1.12 : 1.2;
+  const double of_narrow = head_dim_tile <= 64 ? 1.095 : 1.12;
+  const double tensor_bound = wide ? 1.08 : variant == kNarrow ? of_narrow : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
   // To look up rows takes instructions, which an H200's tensor cores wait for.
   const double look_ups = is_cache(p) ? kLookUps : 1.0;
