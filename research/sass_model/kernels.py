@@ -212,7 +212,7 @@ def planned_variants(
           p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = seqlen * dim;
           p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride =
               std::int64_t{heads} * seqlen * dim;
-          if (causal) p.window_right = 0;"""
+          if (causal) p.causal = Causal::kBottomRight;"""
     show = "std::puts(core::make_plan(p, d, options).variant_name);"
     return run_planner("wmma", "batch, heads, seqlen, dim, causal", calls, problem, show)
 

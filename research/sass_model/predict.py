@@ -116,6 +116,10 @@ def blocks_of(problem: Problem, shape: Shape, outside: int = 0) -> Iterator[tupl
         full_end = max(0, min(seen_by_all // keys, end - 1))
         # Groups of warps take tiles in turn: the first group has the most, edge tiles included.
         edge = -(-(end - full_end) // shape.key_groups)
+        # A warp has those edge tiles of the block that its own rows make such. It sees all or
+        # nothing of the others, which count as full ones.
+        if shape.key_groups == 1:
+            edge = min(edge, -(-shape.rows_per_warp // keys))
         tiles.append((edge - outside, -(-end // shape.key_groups) - edge))
     all_heads = problem.batch * problem.heads
     if not problem.causal:
