@@ -3,6 +3,7 @@
 // dQ from its sum in fp32 (traits.h): a warp takes 16 queries of one head, part after part of their
 // columns, which it has as in accumulators.
 
+#include "cuda/backward/wmma/dq_sum.cuh"
 #include "cuda/backward/wmma/sequence.cuh"
 #include "cuda/backward/wmma/store.cuh"
 #include "cuda/backward/wmma/traits.h"
@@ -24,15 +25,14 @@ __global__ void __launch_bounds__(kNumThreads)
   if (part * kPartRows >= seq.seqlen_q) return;
 
   constexpr int kColumnParts = kHeadDim / kPartColumns;
-  const float* sum = dq_part(params, shape, seq, work.batch, work.head, part, kColumnParts) + lane;
+  const float* sum = dq_part(params, shape, seq, work.batch, work.head, part, kColumnParts);
   const MutableTensorView& view = params.dq;
   T* rows = seq.rows<T>(view, seq.start_q, work.head);
   const int columns = static_cast<int>(params.forward.head_dim);
 #pragma unroll 1
   for (int c = 0; c < kColumnParts; ++c, sum += kPartSize) {
-    float dq[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) dq[i] = sum[32 * i];
+    float dq[kPartSize / 32];
+    load_sum(sum, lane, dq);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = part * kPartRows + lane / 4 + 8 * h;

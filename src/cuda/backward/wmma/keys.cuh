@@ -15,6 +15,7 @@
 // when dS is, from where on dO may be overwritten; and between them those of a pair, when half of P
 // is in, and when the first half has been read. Without dQ another of the block's, when dO is in.
 
+#include "cuda/backward/wmma/dq_sum.cuh"
 #include "cuda/backward/wmma/key_walk.cuh"
 #include "cuda/backward/wmma/score.cuh"
 #include "cuda/backward/wmma/store.cuh"
@@ -22,7 +23,6 @@
 #include "cuda/plan/backward_workspace.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
-#include "cuda/ptx/reduce.cuh"
 #include "cuda/tile/mma/products.cuh"
 #include "cuda/tile/swizzled_copy.cuh"
 
@@ -321,10 +321,9 @@ struct KeyBlock {
         ptx::mma_m16n8k16<T>(dq[d / 8 + 1], a, b[2], b[3]);
       }
     }
-    float* sum = dq_part(params, shape, walk.seq, walk.batch, walk.head(step), part, kColumnParts) +
-                 column_part * kPartSize + lane;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) ptx::reduce_add(sum + 32 * i, dq[i / 4][i % 4]);
+    add_to_sum(dq_part(params, shape, walk.seq, walk.batch, walk.head(step), part, kColumnParts) +
+                   column_part * kPartSize,
+               lane, dq);
   }
 
   // After a head's last step: its part of the gradient of the slope.
