@@ -264,9 +264,11 @@ _ARGUMENTS = (
         default="None",
         functions=ATTENTION,
         doc="""Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
-            dtype or float32. -inf hides the key.""",
+            dtype or float32, with q of float8_e4m3fn float16, bfloat16 or float32. -inf hides the
+            key.""",
         varlen_doc="""Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q,
-            max_seqlen_k); q's dtype or float32. -inf hides the key.""",
+            max_seqlen_k); q's dtype or float32, with q of float8_e4m3fn as for `attention`. -inf
+            hides the key.""",
         values="""-inf hides the key, as `mask` does. Every finite number, down to the least of its
             dtype, is a number like any other: a row all of whose keys have a large negative bias
             is not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish,
@@ -349,7 +351,7 @@ _ARGUMENTS = (
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v
             are quantised on the way, k and v into a workspace of the framework's memory (see
             `quantize_kv`, also for numbers that are not finite). Each row of q has a scale, with
-            "fp8" each 64 rows. Not with softcap, bias or alibi_slopes. "auto" never chooses it.""",
+            "fp8" each 64 rows. Not with softcap or alibi_slopes. "auto" never chooses it.""",
         varlen_doc="""The numbers that are multiplied, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".""",
     ),

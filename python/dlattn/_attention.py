@@ -86,7 +86,8 @@ def _attention(
         softcap: If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.
         bias: Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
-            dtype or float32. -inf hides the key.
+            dtype or float32, with q of float8_e4m3fn float16, bfloat16 or float32. -inf hides the
+            key.
         mask: bool, True where a query may attend to a key; broadcastable as `bias`.
         alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
             from the scores [5].
@@ -103,7 +104,7 @@ def _attention(
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v are
             quantised on the way, k and v into a workspace of the framework's memory (see
             `quantize_kv`, also for numbers that are not finite). Each row of q has a scale, with
-            "fp8" each 64 rows. Not with softcap, bias or alibi_slopes. "auto" never chooses it.
+            "fp8" each 64 rows. Not with softcap or alibi_slopes. "auto" never chooses it.
         layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
             head_dim).
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
@@ -270,7 +271,7 @@ def _attention_varlen(
         softcap: If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.
         bias: Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k);
-            q's dtype or float32. -inf hides the key.
+            q's dtype or float32, with q of float8_e4m3fn as for `attention`. -inf hides the key.
         mask: bool, True where a query may attend to a key; broadcastable as `bias`.
         alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
             from the scores.

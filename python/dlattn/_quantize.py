@@ -31,13 +31,13 @@ def quantize_kv(
     keys ("int8_fp8" [2], "int8_fp16") or 128 ("fp8"; 96 with head dims up to 64). A block of k has
     a scale: its largest magnitude over 127 for 8-bit integers, a power of two for float8_e4m3fn. A
     block of v has a power of two, and is float8_e4m3fn, or float16 ("int8_fp16"). Both head dims
-    are stored as 64 columns, or 128 if one is beyond 64.
+    are stored as 64 columns, or 128 if one is beyond 64, or 256 if one is beyond 128.
 
     Args:
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with
-            cu_seqlens_k (total_k, num_heads_kv, head_dim). float16 or bfloat16; head_dim up to 128.
+            cu_seqlens_k (total_k, num_heads_kv, head_dim). float16 or bfloat16; head_dim up to 256.
             Any strides with a contiguous last dimension.
-        v: Values, of k's shape but for head_dim, which is up to 128 too, and of k's dtype.
+        v: Values, of k's shape but for head_dim, which is up to 256 too, and of k's dtype.
         precision: "int8_fp8", "int8_fp16" or "fp8", see `attention`.
         cu_seqlens_k: int32, (batch + 1,), as for `attention_varlen`. None: fixed length.
         max_seqlen_k: At least the number of keys of the longest sequence; with cu_seqlens_k alone.

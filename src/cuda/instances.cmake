@@ -39,7 +39,7 @@ dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)
 
 dlattn_family(forward wmma8)
 dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)
-dlattn_instance(forward wmma8 int8 64 128)
+dlattn_instance(forward wmma8 int8 64 128 256)
 
 dlattn_family(forward wmma_halves)
 dlattn_instance(forward wmma_halves float16 512)
@@ -66,8 +66,8 @@ dlattn_instance(merge row_per_warp bfloat16 0)
 dlattn_instance(merge row_per_warp float32 0)
 
 dlattn_family(quantize key_blocks)
-dlattn_instance(quantize key_blocks int8 64 128)
-dlattn_instance(quantize key_blocks float8_e4m3fn 64 128)
+dlattn_instance(quantize key_blocks int8 64 128 256)
+dlattn_instance(quantize key_blocks float8_e4m3fn 64 128 256)
 
 dlattn_family(append token_rows)
 dlattn_instance(append token_rows float16 0)

@@ -100,8 +100,14 @@ _VARIANTS = {
         },
         "short": range(1, 129),
     },
-    "wmma8": {"": _ALL, "general": range(1, 129)},
-    "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
+    "wmma8": {"": _ALL, "general": _ALL},
+    # With the caller's bias or mask: given.
+    "sm90_fp8": {
+        "": _ALL,
+        "scaled": (64, 128, 256),
+        "given": _ALL,
+        "scaled_given": (64, 128, 256),
+    },
     "decode": {"rows16": (*_ALL, 576), "rows32": (*range(1, 129), 576)},
 }
 # Each tile shape of decode has these kernels, by the dtype of the keys, and those that add up parts
@@ -126,7 +132,7 @@ _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp|10token_rows)?"
     r"(?:6|\d\d(split|general|persistent|int8|cached)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?(?:Lb([01])E)?"
     r"(?:LNS0_7VariantE([0-3])E(?:Lb([01])E)?)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
@@ -148,7 +154,7 @@ _WIDE_KERNEL = re.compile(
 # it is q's.
 _QUANTIZE = re.compile(
     r"_ZN6dlattn8quantize10key_blocks6kernelI(6__half|13__nv_bfloat16)"
-    r"LNS_9PrecisionE([123])ELi(64|128)ELb([01])EEEv\w+"
+    r"LNS_9PrecisionE([123])ELi(64|128|256)ELb([01])EEEv\w+"
 )
 _BACKWARD_KERNEL = re.compile(
     r"_ZN6dlattn\d+backward_([a-z]+(?:\d\d)?)\d+([a-z_]+)_kernel"
@@ -276,10 +282,14 @@ def expected_kernels() -> list[str]:
     quantizes = [
         kernel_name("quantize", dtype, columns, variant)
         for dtype in ("float16", "bfloat16")
-        for columns in (64, 128)
+        for columns in (64, 128, 256)
         for variant in ("int8", "fp8", "fp8_queries", "int8_fp16")
     ]
-    of_halves = [name.replace(_INT8, _INT8_FP16) for name in forward if name.startswith(_INT8)]
+    of_halves = [
+        name.replace(_INT8, _INT8_FP16)
+        for name in forward
+        if name.startswith(_INT8) and not name.endswith("256_general")
+    ]
     return forward + of_halves + any_dims + quantizes + backward_kernels()
 
 
@@ -313,7 +323,9 @@ def name_of(symbol: str) -> str | None:
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, twin, scaled, mod, varlen, precision = match.groups()
+    family, name, element, tile, variant, twin, scaled, given, mod, varlen, precision = (
+        match.groups()
+    )
     if name == "cached":
         shape = _SM90[int(mod)] if family == "sm90" else variants(family)[int(variant)]
         return kernel_name(family, _TYPES[element], tile, shape, name)
@@ -326,7 +338,7 @@ def _parsed_name(match: re.Match[str]) -> str:
         dtype = _PRECISIONS[precision] if name else _TYPES[element]
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif family == "sm90_fp8":
-        name = variants(family)[int(scaled)]
+        name = variants(family)[int(scaled) + 2 * int(given)]
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -409,7 +421,7 @@ def compile_instances(
             "".join(
                 _instantiation(template, "quantize", "key_blocks", dtype, columns)
                 for dtype in ("int8", "float8_e4m3fn")
-                for columns in (64, 128)
+                for columns in (64, 128, 256)
             )
         )
         sources[quantize] = quantize.with_suffix(".cubin")

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "core/plan/plan.h"
+#include "core/problem/quantized.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "plan_problems.h"
 
@@ -64,6 +65,18 @@ void served() {
   }
 }
 
+// The tile of quantised rows is that of the columns with which they are stored.
+void precision() {
+  for (std::int64_t head_dim = 1; head_dim <= kMaxQuantizedHeadDim; ++head_dim) {
+    AttentionParams p = test::problem(DType::kBFloat16, head_dim);
+    p.precision = Precision::kFp8;
+    p.quantized_kv = test::memory + 4 * test::kApart;
+    CHECK_EQ(dlattn::plan(p, h200).head_dim_tile, quantized_columns(head_dim, head_dim));
+    p.head_dim_v = 1;
+    CHECK_EQ(dlattn::plan(p, h200).head_dim_tile, quantized_columns(head_dim, 1));
+  }
+}
+
 template <typename Change>
 void check_refused(Change change, const std::string& why) {
   AttentionParams p = problem(128);
@@ -74,6 +87,13 @@ void check_refused(Change change, const std::string& why) {
 
 void refused() {
   check_refused([](AttentionParams* p) { p->softcap = 3.0; }, "does not implement softcap");
+  static constexpr std::int32_t starts[3] = {0, 1, 2};
+  check_refused(
+      [](AttentionParams* p) {
+        p->cu_seqlens_q = p->cu_seqlens_k = starts, p->total_q = p->total_k = 2;
+        p->mask.data = reinterpret_cast<const std::uint8_t*>(test::memory + 5 * test::kApart);
+      },
+      "does not implement mask with variable length");
   check_refused([](AttentionParams* p) { p->head_dim = 24; },
                 "head_dim is 24; accepted: multiples of 16 up to 256");
   check_refused([](AttentionParams* p) { *p = problem(272); },
@@ -93,6 +113,9 @@ void refused() {
   p.out.row_stride += 1, p.out.batch_stride += 2048;
   p.out.data = test::memory + 3 * test::kApart + 2;
   p.q_descale.data = numbers;
+  p.mask.data = reinterpret_cast<const std::uint8_t*>(test::memory + 5 * test::kApart);
+  p.bias.data = test::memory + 6 * test::kApart;
+  p.bias.dtype = DType::kFloat32;
   CHECK(supported(p, h200, force("sm90_fp8")).ok);
 }
 
@@ -100,6 +123,7 @@ void refused() {
 
 int main() {
   served();
+  precision();
   refused();
   return test::summary();
 }

@@ -80,23 +80,34 @@ void refused() {
       "dtype is float16; accepted: float8_e4m3fn");
 }
 
-// The problems that need the general kernel.
-void general() {
-  AttentionParams p = problem(128);
-  CHECK(!wmma8::is_general(p.softcap, 16) && wmma8::is_general(p.softcap, 8));
-  p.k.row_stride += 1, p.out.row_stride += 1, p.out.batch_stride += 2048;
-  p.out.data = test::memory + 3 * test::kApart + 2;
-  p.softcap = 3.0;
-  CHECK(supported(p, l4, force("wmma8")).ok);
-  CHECK(wmma8::is_general(p.softcap, 16));
-}
-
 AttentionParams int8_problem(std::int64_t head_dim, DType dtype = DType::kFloat16,
                              Precision precision = Precision::kInt8Fp8) {
   AttentionParams p = test::problem(dtype, head_dim);
   p.precision = precision;
   p.quantized_kv = test::memory + 4 * test::kApart;
   return p;
+}
+
+// The problems that need the general kernel.
+void general() {
+  AttentionParams p = problem(128);
+  CHECK(!wmma8::is_general(p, 16) && wmma8::is_general(p, 8));
+  p.k.row_stride += 1, p.out.row_stride += 1, p.out.batch_stride += 2048;
+  p.out.data = test::memory + 3 * test::kApart + 2;
+  p.softcap = 3.0;
+  CHECK(supported(p, l4, force("wmma8")).ok);
+  CHECK(wmma8::is_general(p, 16));
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    for (AttentionParams given : {problem(head_dim), int8_problem(head_dim)}) {
+      CHECK(!wmma8::is_general(given, 16));
+      AttentionParams masked = given;
+      masked.mask.data = reinterpret_cast<const std::uint8_t*>(test::memory + 5 * test::kApart);
+      CHECK(wmma8::is_general(masked, 16) && supported(masked, l4, force("wmma8")).ok);
+      given.bias.data = test::memory + 5 * test::kApart;
+      given.bias.dtype = DType::kFloat32;
+      CHECK(wmma8::is_general(given, 16) && supported(given, l4, force("wmma8")).ok);
+    }
+  }
 }
 
 // Precision int8_fp8: q of 16 bits, any head_dim and alignment.
@@ -109,7 +120,8 @@ void int8() {
     const struct {
       std::int64_t head_dim;
       int tile;
-    } dims[] = {{1, 64}, {40, 64}, {64, 64}, {65, 128}, {72, 128}, {128, 128}};
+    } dims[] = {{1, 64},    {40, 64},   {64, 64},   {65, 128}, {72, 128},
+                {128, 128}, {129, 256}, {200, 256}, {256, 256}};
     for (const auto& d : dims) {
       AttentionParams p = int8_problem(d.head_dim, dtype);
       p.q.row_stride += 1, p.out.row_stride += 1, p.out.batch_stride += 2048;
@@ -117,7 +129,7 @@ void int8() {
       CHECK(plan.kernel == "wmma8");
       CHECK(plan.dtype == DType::kInt8);
       CHECK_EQ(plan.head_dim_tile, d.tile);
-      CHECK_EQ(plan.block_n, 64);  // keys that share a scale
+      CHECK_EQ(plan.block_n, d.tile <= 128 ? 64 : 32);  // keys that share a scale, or half of them
       CHECK_EQ(plan.smem_bytes, wmma8::tile_config(d.tile).smem_bytes);
       CHECK_EQ(plan.grid, 2 * 8 * 2048 / plan.block_m);
       CHECK_EQ(plan.workspace_bytes, 0);
@@ -161,6 +173,10 @@ void int8_refused() {
   p = int8_problem(64);
   p.precision = Precision::kFp8;
   check_refused(p, l4, "does not implement precision fp8");
+  p = int8_problem(129, DType::kFloat16, Precision::kInt8Fp16);
+  p.bias.data = test::memory + 5 * test::kApart;
+  p.bias.dtype = DType::kFloat32;
+  check_refused(p, l4, "does not implement bias with precision int8_fp16 for head dims beyond 128");
 }
 
 }  // namespace

@@ -215,11 +215,20 @@ void float8() {
                 "; accepted: 1 or num_heads / num_heads_kv = 2",
             good_float8());
   }
-  const std::string end = " is given with q of float8_e4m3fn; accepted: none";
-  refuses([](auto& p) { p.bias.data = memory; }, "bias" + end, good_float8());
-  refuses([](auto& p) { p.mask.data = reinterpret_cast<std::uint8_t*>(memory); }, "mask" + end,
-          good_float8());
-  refuses([](auto& p) { p.alibi_slopes.data = numbers; }, "alibi_slopes" + end, good_float8());
+  accepts([](auto& p) { p.mask.data = reinterpret_cast<std::uint8_t*>(memory); }, good_float8());
+  const auto set_bias = [](DType dtype) {
+    return [dtype](auto& p) { p.bias.data = memory, p.bias.dtype = dtype; };
+  };
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32})
+    accepts(set_bias(dtype), good_float8());
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat64}) {
+    refuses(set_bias(dtype),
+            std::string("bias: dtype is ") + to_string(dtype) +
+                "; accepted: float16, bfloat16 or float32 with q of float8_e4m3fn",
+            good_float8());
+  }
+  refuses([](auto& p) { p.alibi_slopes.data = numbers; },
+          "alibi_slopes is given with q of float8_e4m3fn; accepted: none", good_float8());
 }
 
 void scores() {
@@ -438,13 +447,13 @@ void precision() {
   }
   refuses([](auto& p) { p.k.dtype = DType::kBFloat16; },
           "k: dtype is bfloat16; accepted: float16, that of q", good_precision());
-  refuses([](auto& p) { p.head_dim = 129; },
-          "head_dim is 129; accepted: 1 to 128 with precision int8_fp8", good_precision());
-  refuses([](auto& p) { p.head_dim_v = 130, p.precision = Precision::kFp8; },
-          "head_dim of v is 130; accepted: 1 to 128 with precision fp8", good_precision());
+  refuses([](auto& p) { p.head_dim = 257; },
+          "head_dim is 257; accepted: 1 to 256 with precision int8_fp8", good_precision());
+  refuses([](auto& p) { p.head_dim_v = 258, p.precision = Precision::kFp8; },
+          "head_dim of v is 258; accepted: 1 to 256 with precision fp8", good_precision());
   const std::string end = " is given with precision int8_fp8; accepted: none";
   refuses([](auto& p) { p.softcap = 2.0; }, "softcap" + end, good_precision());
-  refuses([](auto& p) { p.bias.data = memory; }, "bias" + end, good_precision());
+  accepts([](auto& p) { p.bias.data = memory, p.bias.dtype = p.q.dtype; }, good_precision());
   refuses([](auto& p) { p.alibi_slopes.data = numbers; }, "alibi_slopes" + end, good_precision());
   refuses(
       [&](auto& p) {
@@ -501,10 +510,10 @@ void quantize_sizes() {
   size_refused([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");
   size_refused([](auto& p) { p.head_dim = 0; }, "head_dim is 0; accepted: at least 1");
   size_refused([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
-  size_refused([](auto& p) { p.head_dim = 129; },
-               "head_dim is 129; accepted: 1 to 128 with precision int8_fp8");
-  size_refused([](auto& p) { p.head_dim_v = 129, p.precision = Precision::kFp8; },
-               "head_dim of v is 129; accepted: 1 to 128 with precision fp8");
+  size_refused([](auto& p) { p.head_dim = 257; },
+               "head_dim is 257; accepted: 1 to 256 with precision int8_fp8");
+  size_refused([](auto& p) { p.head_dim_v = 257, p.precision = Precision::kFp8; },
+               "head_dim of v is 257; accepted: 1 to 256 with precision fp8");
   size_refused([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0");
 }
 

@@ -82,12 +82,16 @@ reference::Problem QuantizedProblem<T>::head(int batch, int head) const {
   const int entry = c.batch_index(batch), start_q = c.start_q(batch), start_k = c.start_k(batch);
   const float* const shift =
       keys.k_shift + batch * keys.shift_batch_stride + head_kv * keys.shift_head_stride;
+  std::vector<double> bias = p.bias;
+  bias.resize(static_cast<std::size_t>(p.seqlen_q) * p.seqlen_k);
   for (int i = 0; i < p.seqlen_q; ++i) {
     double sum = 0.0;
     for (int d = 0; d < c.head_dim; ++d)
       sum += p.q[static_cast<std::size_t>(i * c.head_dim + d)] * shift[d];
-    for (int j = 0; j < p.seqlen_k; ++j) p.bias.push_back(sum * p.softmax_scale);
+    for (int j = 0; j < p.seqlen_k; ++j)
+      bias[static_cast<std::size_t>(i) * p.seqlen_k + j] += sum * p.softmax_scale;
   }
+  p.bias = bias;
   p.head_dim = columns;
   p.softmax_scale *= columns;
   set_queries(entry, batch, start_q, head, &p);

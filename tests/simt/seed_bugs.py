@@ -354,8 +354,8 @@ SEED_BUGS = (
         "columns of V added to others of out",
         SM90_FP8,
         "add-columns",
-        "acc_o[(kProducts - 1 - i) * kColumns / 2 + d] += acc_pv[i % kInFlight][d];",
-        part="acc_o[i * kColumns / 2 + d] += acc_pv[i % kInFlight][d];",
+        "add(acc_o[i * kColumns / 2 + d], acc_pv[i % kInFlight][kColumns / 2 - 1 - d])",
+        part="add(acc_o[i * kColumns / 2 + d], acc_pv[i % kInFlight][d])",
     ),
     SeedBug(
         "Q's stage released before its last product",
@@ -529,14 +529,14 @@ SEED_BUGS = (
         WMMA8,
         "row-max",
         "largest",
-        part="tile::reduce_max<4>(largest)",
+        part="reduce_max<4>(largest)",
     ),
     SeedBug(
         "sum not broadcast",
         WMMA8,
         "row-sum",
-        "softmax.row_sum * kUnit",
-        part="tile::reduce_sum<4>(softmax.row_sum) * kUnit",
+        "softmax.row_sum",
+        part="tile::reduce_sum<4>(softmax.row_sum)",
     ),
     SeedBug(
         "accumulator not rescaled",
@@ -603,10 +603,19 @@ SEED_BUGS = (
     SeedBug(
         "mask of a row that is none read",
         WMMA8_INT8,
-        "given-mask",
-        "!tile::contains(visible, key)",
-        part="!exists || !tile::contains(visible, key)",
+        "given-rows",
+        "",
+        part="exists &&",
         asan=True,
+    ),
+    SeedBug("mask left out", WMMA8_INT8 + WMMA8, "given-mask", "!seen", part="!seen || !*given"),
+    SeedBug("bias left out", WMMA8_INT8 + WMMA8, "given-bias", ";"),
+    SeedBug(
+        "scale of another tile",
+        WMMA8_INT8,
+        "shared-scale",
+        "",
+        part="/ kTilesOfScale",
     ),
     SeedBug(
         "stores wider than aligned", WMMA8_INT8, "store-bytes", "shape.store_bytes = 16;", asan=True

@@ -177,7 +177,9 @@ void run(const All<T>& all, const dlattn::QuantizeParams& p, const dlattn::Plan&
   const auto run_in = [&](auto precision) {
     if (plan.head_dim_tile == 64)
       return run_kernel<T, precision, 64>(all, p, plan, steps, schedule);
-    run_kernel<T, precision, 128>(all, p, plan, steps, schedule);
+    if (plan.head_dim_tile == 128)
+      return run_kernel<T, precision, 128>(all, p, plan, steps, schedule);
+    run_kernel<T, precision, 256>(all, p, plan, steps, schedule);
   };
   if (p.precision == Precision::kFp8)
     return run_in(std::integral_constant<Precision, Precision::kFp8>());
@@ -278,18 +280,23 @@ std::vector<QuantizeCase> cases() {
       fixed(1, 70, 2, 17, 128),
       fixed(1, 70, 1, 127, 3),
       fixed(1, 70, 1, 64, 20),
+      fixed(1, 300, 2, 256),
+      fixed(1, 70, 1, 129),
+      fixed(1, 70, 1, 64, 200),
       // Rows that lie elsewhere.
       fixed(2, 70, 2, 64, 0, Layout::kBhsd),
       fixed(2, 70, 2, 128, 72, Layout::kPacked),
       fixed(1, 70, 2, 64, 0, Layout::kAlign8),
       fixed(1, 140, 2, 128, 0, Layout::kAlign4),
       fixed(2, 70, 1, 72, 40, Layout::kAlign2),
+      fixed(2, 70, 1, 200, 136, Layout::kAlign2),
       fixed(2, 70, 1, 40, 0, Layout::kBroadcast),
   };
   for (const Values values :
        {Values::kSpecial, Values::kSmall, Values::kFaint, Values::kLarge, Values::kZero}) {
     all.push_back(fixed(1, 300, 2, 64, 0, Layout::kBshd, values));
     all.push_back(fixed(1, 130, 2, 80, 0, Layout::kBshd, values));
+    all.push_back(fixed(1, 130, 1, 192, 0, Layout::kBshd, values));
   }
   const Case base = {1, 1, 64, simt::kFull, 2, 2};
   const Case odd = {1, 1, 72, simt::kFull, 1, 1, Layout::kAlign2};
@@ -370,5 +377,7 @@ int main(int argc, char** argv) {
   }
   const Case wide = {70, 1, 128, simt::kFull, 2, 1, Layout::kPacked, 0, 2};
   run_queries<half, 128>(&tests, filter, wide);
+  const Case widest = {130, 1, 200, simt::kFull, 2, 1};
+  run_queries<__nv_bfloat16, 256>(&tests, filter, widest);
   return tests.finish();
 }

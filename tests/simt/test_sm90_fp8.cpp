@@ -29,16 +29,38 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     const dlattn::sm90_fp8::KernelArgsOf<false> args{
         {simt::encode(boxes.q), simt::encode(boxes.k), simt::encode(boxes.v),
          static_cast<unsigned>(dlattn::sm90_fp8::num_work_tiles(params, tile))}};
-    if (params.cu_seqlens_q) {
-      dlattn::sm90_fp8::kernel<tile, true, false>(params, shape, args);
+    if (dlattn::sm90_fp8::has_given_scores(params)) {
+      dlattn::sm90_fp8::kernel<tile, false, false, true>(params, shape, args);
+    } else if (params.cu_seqlens_q) {
+      dlattn::sm90_fp8::kernel<tile, true, false, false>(params, shape, args);
     } else {
-      dlattn::sm90_fp8::kernel<tile, false, false>(params, shape, args);
+      dlattn::sm90_fp8::kernel<tile, false, false, false>(params, shape, args);
     }
   });
 }
 
 void descales(Case& c) {
   c.descales = true;
+}
+
+// The caller's bias and mask, in all that tells rows, keys and layouts apart.
+std::vector<Case> given_cases(int head_dim) {
+  const int rows = dlattn::sm90_fp8::block_m(dlattn::sm90_fp8::tile_shape(head_dim));
+  const auto both = [](Case& c) { c.bias = simt::Bias::kFloat32, c.mask = true; };
+  return {
+      simt::with({rows + 2, 300, head_dim, kCausal, 2, 1, Layout::kBshd, 0, 2},
+                 [](Case& c) {
+                   c.bias = simt::Bias::kFloat32;
+                   c.descales = c.sinks = true;
+                 }),
+      simt::with({70, 300, head_dim, kFull, 2, 1},
+                 [](Case& c) { c.mask = true, c.score_layout = simt::ScoreLayout::kColumns; }),
+      simt::with({40, 200, head_dim, kFull, 1, 1},
+                 [=](Case& c) { both(c), c.score_layout = simt::ScoreLayout::kOneRow; }),
+      simt::with({130, 70, head_dim, kCausal, 1, 1}, both),
+      simt::with({20, 300, head_dim, kFull},
+                 [](Case& c) { c.bias = simt::Bias::kFloat32, c.bias_rise = 1e6; }),
+  };
 }
 
 // Each tile's scores outgrow what the one before it has set as the row max, and do not: by so much
@@ -145,6 +167,7 @@ std::vector<Case> cases() {
   simt::append(&cases, rising_cases(128, 2000, 0.07, {0.125f, 1.0f, 32.0f}));
   simt::append(&cases, rising_cases(128, 1300, -100.0, {4.0f}));
   for (const int head_dim : {64, 192, 256}) simt::append(&cases, tile_cases(head_dim));
+  for (const int head_dim : {64, 128, 192, 256}) simt::append(&cases, given_cases(head_dim));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {128, 128, 128, kCausal},

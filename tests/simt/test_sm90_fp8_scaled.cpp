@@ -26,15 +26,17 @@ void run_kernel(const dlattn::AttentionParams& params, const dlattn::Plan& plan)
   const dlattn::AttentionParams inner = family::quantized_problem(params, args.scales);
   const dlattn::LaunchShape shape = dlattn::make_launch_shape(inner, plan);
   simt::with_instance<kFamily, __nv_fp8_e4m3>(plan.head_dim_tile, [&](auto tile) {
-    if constexpr (tile <= dlattn::kMaxQuantizedHeadDim) {
+    if constexpr (dlattn::is_quantized_width(tile)) {
       const family::TensorBoxes boxes = family::tensor_boxes(inner, tile);
       args.q = simt::encode(boxes.q), args.k = simt::encode(boxes.k);
       args.v = simt::encode(boxes.v);
       args.num_work_tiles = static_cast<unsigned>(family::num_work_tiles(inner, tile));
-      if (inner.cu_seqlens_q) {
-        family::kernel<tile, true, true>(inner, shape, args);
+      if (family::has_given_scores(inner)) {
+        family::kernel<tile, false, true, true>(inner, shape, args);
+      } else if (inner.cu_seqlens_q) {
+        family::kernel<tile, true, true, false>(inner, shape, args);
       } else {
-        family::kernel<tile, false, true>(inner, shape, args);
+        family::kernel<tile, false, true, false>(inner, shape, args);
       }
     }
   });
@@ -78,6 +80,22 @@ std::vector<Case> cases() {
       simt::with({20, 300, 64, kFull}, [](Case& c) { c.pair = 1e6; }),
       simt::with({90, 300, 128, kCausal}, [](Case& c) { c.pair = 1e8; }),
   };
+  // The largest tile, which is not pipelined.
+  simt::append(&cases, {{1, 1, 256, kFull},
+                        {130, 200, 256, kCausal, 2, 1, Layout::kBshd, 0, 2},
+                        {70, 300, 136, kFull, 1, 1, Layout::kBshd, 200},
+                        {20, 150, 144, kCausal, 2, 1},
+                        simt::with({40, 140, 256, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+                        simt::with({20, 600, 256, kFull}, [](Case& c) { c.rise = 8.0; }),
+                        simt::with({20, 600, 256, kFull}, [](Case& c) { c.rise = 1e6; }),
+                        simt::varlen({1, 1, 256, kCausal, 2, 1}, {130, 0, 64}, {200, 17, 65})});
+  for (const int head_dim : {64, 128, 256}) {
+    simt::append(&cases,
+                 {simt::with({140, 300, head_dim, kCausal, 2, 1},
+                             [](Case& c) { c.bias = simt::Bias::kOwnDType, c.sinks = true; }),
+                  simt::with({70, 300, head_dim, kFull, 2, 1},
+                             [](Case& c) { c.bias = simt::Bias::kFloat32, c.mask = true; })});
+  }
   const Case packed = {1, 1, 128, kCausal, 2, 1};
   cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
   cases.push_back(simt::with(simt::varlen({1, 1, 64, kFull, 2, 2}, {70, 129, 5}, {140, 128, 300}),

@@ -16,10 +16,8 @@ using Element = __nv_fp8_e4m3;
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, Element>(head_dim_tile, [&](auto tile) {
-    if constexpr (dlattn::wmma8::has_general(tile)) {
-      if (dlattn::wmma8::is_general(params.softcap, shape.copy_bytes))
-        return dlattn::wmma8::kernel<tile, true>(params, shape);
-    }
+    if (dlattn::wmma8::is_general(params, shape.copy_bytes))
+      return dlattn::wmma8::kernel<tile, true>(params, shape);
     dlattn::wmma8::kernel<tile, false>(params, shape);
   });
 }
@@ -47,6 +45,20 @@ std::vector<Case> cases_of_bytes() {
       {12, 12, 64, kFull},
       {12, 503, 64, kCausal},
   };
+  for (const int head_dim : {64, 128, 256}) {
+    for (const simt::ScoreLayout layout :
+         {simt::ScoreLayout::kRows, simt::ScoreLayout::kOneRow, simt::ScoreLayout::kColumns}) {
+      cases.push_back(simt::with({40, 150, head_dim, kCausal, 2, 1}, [=](Case& c) {
+        c.bias = simt::Bias::kFloat32, c.mask = layout != simt::ScoreLayout::kRows;
+        c.score_layout = layout, c.descales = true;
+      }));
+    }
+    cases.push_back(simt::with({70, 90, head_dim, kFull, 2, 1, simt::Layout::kBshd, 0, 2},
+                               [](Case& c) { c.mask = c.sinks = true; }));
+  }
+  cases.push_back(simt::with({20, 300, 64, kFull}, [](Case& c) {
+    c.bias = simt::Bias::kFloat32, c.softcap = 5.0, c.bias_rise = 1e6;
+  }));
   // Maxima that rise from tile to tile, and a row's first ones that are next to nothing.
   for (const double rise : {0.3, 4.0, -20.0})
     cases.push_back(simt::with({20, 300, 64, kFull}, [=](Case& c) { c.rise = rise; }));

@@ -91,11 +91,14 @@ void run_kernel(int head_dim_tile, const AttentionParams& params, const Quantize
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, std::int8_t>(head_dim_tile, [&](auto tile) {
     const auto run = [&](auto general) {
-      if (params.precision == Precision::kInt8Fp16)
-        return dlattn::wmma8::int8_kernel<tile, general, Precision::kInt8Fp16>(params, shape, view);
+      if (params.precision == Precision::kInt8Fp16) {
+        if constexpr (!general || dlattn::wmma8::has_general(tile, 2))
+          dlattn::wmma8::int8_kernel<tile, general, Precision::kInt8Fp16>(params, shape, view);
+        return;
+      }
       dlattn::wmma8::int8_kernel<tile, general, Precision::kInt8Fp8>(params, shape, view);
     };
-    if (params.mask.data) return run(std::true_type());
+    if (dlattn::wmma8::is_general(params, shape.copy_bytes)) return run(std::true_type());
     run(std::false_type());
   });
 }
@@ -167,7 +170,8 @@ class Reference {
       for (int d = 0; d < columns_; ++d)
         product += dlattn::cpu::to_int8(x[d], rounding) * long{k_[j * columns_ + d]};
       const double scale = static_cast<double>(rounding.scale) * columns_ * k_scale_[j / kBlock];
-      scores.push_back(static_cast<double>(product) * scale * p_.softmax_scale);
+      const double bias = problem_.bias.empty() ? 0.0 : problem_.bias[i * problem_.seqlen_k + j];
+      scores.push_back(static_cast<double>(product) * scale * p_.softmax_scale + bias);
       seen.push_back(j);
       row.nan |= std::isnan(scale);
     }
@@ -193,11 +197,12 @@ class Reference {
     const double keys = largest + std::log(sum) + shift, top = std::max(keys, sink);
     row->lse = top + std::log(std::exp(keys - top) + std::exp(sink - top));
     const double weight = std::exp(keys - row->lse) / sum;
+    const int tile_keys = dlattn::wmma8::tile_shape(columns_).block_n;
     for (std::size_t n = 0; n < seen.size();) {
-      const int tile = seen[n] / kBlock;
+      const int tile = seen[n] / tile_keys;
       std::size_t end = n;
       double tile_max = -INFINITY;
-      for (; end < seen.size() && seen[end] / kBlock == tile; ++end)
+      for (; end < seen.size() && seen[end] / tile_keys == tile; ++end)
         tile_max = std::max(tile_max, scores[end]);
       for (; n < end; ++n) {
         const double exact = std::exp(scores[n] - largest);
@@ -290,6 +295,9 @@ class Int8Tests {
     dlattn::core::validate(params);
     dlattn::Options options;
     options.kernel = kFamily;
+    const bool general = params.bias.data || params.mask.data;
+    if (general && precision == Precision::kInt8Fp16 && std::max(c.head_dim, c.dim_v()) > 128)
+      return;
     const dlattn::Plan plan = dlattn::core::make_plan(params, simt::ada(), options);
     if (!simt::is_built(dlattn::DType::kInt8, plan.head_dim_tile)) return;
     const bool overlap = c.sequences_overlap();
@@ -491,10 +499,9 @@ class Int8Tests {
 };
 
 // Without what is not defined for 8-bit products.
-Case without_score_features(Case c) {
-  c.bias = simt::Bias::kNone;
+Case of_precision(Case c) {
   c.alibi = false;
-  c.softcap = c.bias_rise = 0.0;
+  c.softcap = 0.0;
   return c;
 }
 
@@ -532,11 +539,31 @@ std::vector<Int8Case> all_cases() {
                                          simt::ScoreLayout::kOneKey, simt::ScoreLayout::kColumns}) {
     cases.push_back({simt::with({70, 150, 128, kCausal, 2, 1, Layout::kBshd, 0, 2},
                                 [=](Case& c) { c.mask = true, c.score_layout = layout; })});
+    for (const simt::Bias bias : {simt::Bias::kOwnDType, simt::Bias::kFloat32}) {
+      cases.push_back({simt::with({70, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, [=](Case& c) {
+        c.bias = bias, c.mask = bias == simt::Bias::kFloat32, c.score_layout = layout;
+      })});
+    }
   }
+  // The largest tile, two tiles of which share scales; their walk begins with either of the two.
+  cases.push_back({{1, 1, 256, kFull}});
+  cases.push_back({{17, 97, 200, kFull, 2, 1, Layout::kBshd, 256, 2}});
+  cases.push_back({{70, 150, 256, kCausal, 2, 1}});
+  cases.push_back({{33, 130, 136, kTopLeft, 2, 1, Layout::kAlign2, 40}});
+  cases.push_back({simt::with({90, 400, 256, kFull}, [](Case& c) { c.rise = 0.3; })});
+  cases.push_back({{20, 300, 256, kFull}, Special::kLargestSums});
+  cases.push_back({simt::with({65, 260, 256, kCausal, 2, 1}, [](Case& c) {
+    c.mask = true, c.bias = simt::Bias::kFloat32, c.sinks = true;
+  })});
+  cases.push_back({simt::with(simt::varlen({1, 1, 256, kCausal, 2, 1}, {40, 0, 64}, {70, 17, 129}),
+                              [](Case& c) { c.bias = simt::Bias::kOwnDType; })});
+  // Scores that rise by more than a tile's probabilities can be apart.
+  cases.push_back({simt::with({20, 300, 64, kFull},
+                              [](Case& c) { c.bias = simt::Bias::kFloat32, c.bias_rise = 3.0; })});
   for (const Case& c : simt::wmma_cases(simt::kThreadSanitizer)) {
     // cu_seqlens that are not what they should be; slices are.
     const bool hostile = !c.lengths.empty() && c.lengths.find("slice") == std::string::npos;
-    cases.push_back({without_score_features(c), Special::kNone, hostile});
+    cases.push_back({of_precision(c), Special::kNone, hostile});
   }
   return cases;
 }

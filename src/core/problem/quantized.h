@@ -37,9 +37,14 @@ constexpr std::int64_t sampled_key(std::int64_t i, std::int64_t count, std::int6
 // Columns of a stored row of k or v: both are rounded up alike, to what a rotation takes and a
 // kernel's instance holds. Columns beyond head_dim are those of zeros.
 constexpr int quantized_columns(std::int64_t head_dim, std::int64_t head_dim_v) {
-  return head_dim <= 64 && head_dim_v <= 64 ? 64 : 128;
+  const std::int64_t larger = head_dim > head_dim_v ? head_dim : head_dim_v;
+  return larger <= 64 ? 64 : larger <= 128 ? 128 : 256;
 }
-constexpr int kMaxQuantizedHeadDim = 128;
+constexpr int kMaxQuantizedHeadDim = 256;
+// Whether there are rows of so many columns.
+constexpr bool is_quantized_width(int columns) {
+  return quantized_columns(columns, columns) == columns;
+}
 
 // Whether q and k become 8-bit integers, else e4m3.
 constexpr bool multiplies_integers(Precision precision) {

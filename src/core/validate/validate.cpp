@@ -115,11 +115,7 @@ void check_descales(const AttentionParams& p) {
     }
   }
   if (!is_8_bit) return;
-  const char* const refused = p.bias.data           ? "bias"
-                              : p.mask.data         ? "mask"
-                              : p.alibi_slopes.data ? "alibi_slopes"
-                                                    : nullptr;
-  if (refused) fail(refused, " is given with q of float8_e4m3fn; accepted: none");
+  if (p.alibi_slopes.data) fail("alibi_slopes is given with q of float8_e4m3fn; accepted: none");
 }
 
 // The alignment of quantize_kv()'s buffer: copies on a GPU take 16 bytes and more at a time.
@@ -150,7 +146,6 @@ void check_precision(const AttentionParams& p) {
   }
   check_quantized_dims(p.head_dim, p.head_dim_v, p.precision);
   const char* const refused = p.softcap != 0.0      ? "softcap"
-                              : p.bias.data         ? "bias"
                               : p.alibi_slopes.data ? "alibi_slopes"
                                                     : nullptr;
   if (refused) fail(refused, " is given with precision ", precision, "; accepted: none");
@@ -169,6 +164,20 @@ GivenTensors tensors_of(const AttentionParams& p, const Sizes& sizes) {
   return GivenTensors(operands_of(p), &read, sizes);
 }
 
+// A bias is in q's dtype or in fp32; beside 8-bit q it may have either dtype of 16 bits.
+void check_bias_dtype(DType bias, DType q) {
+  if (bias == DType::kFloat32) return;
+  if (q == DType::kFloat8E4M3) {
+    if (is_16_bit(bias)) return;
+    fail("bias: dtype is ", to_string(bias),
+         "; accepted: float16, bfloat16 or float32 with q of float8_e4m3fn");
+  }
+  if (bias == q) return;
+  fail("bias: dtype is ", to_string(bias),
+       "; accepted: ", q == DType::kFloat32 ? "" : concat(to_string(q), " (that of q) or "),
+       "float32");
+}
+
 void check_scores(const AttentionParams& p) {
   if (!(p.softmax_scale >= kMinSoftmaxScale && p.softmax_scale <= kMaxSoftmaxScale)) {
     fail("softmax_scale is ", p.softmax_scale, "; accepted: 1.18e-38 to 8.5e37 (2^-126 to 2^126)");
@@ -179,13 +188,7 @@ void check_scores(const AttentionParams& p) {
   }
   check_window("window left", p.window_left);
   check_window("window right", p.window_right);
-  if (p.bias.data) {
-    if (p.bias.dtype != p.q.dtype && p.bias.dtype != DType::kFloat32) {
-      fail("bias: dtype is ", to_string(p.bias.dtype), "; accepted: ",
-           p.q.dtype == DType::kFloat32 ? "" : concat(to_string(p.q.dtype), " (that of q) or "),
-           "float32");
-    }
-  }
+  if (p.bias.data) check_bias_dtype(p.bias.dtype, p.q.dtype);
 }
 
 }  // namespace

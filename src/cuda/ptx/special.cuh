@@ -27,4 +27,10 @@ __device__ __forceinline__ float reread(float x) {
   return x;
 }
 
+// PTX ISA, "bar.warp.sync". No load behind it is scheduled ahead of it, as many would be where
+// their registers do not suffice. The warp's lanes pass it together; nothing else is meant by it.
+__device__ __forceinline__ void fence_loads() {
+  __syncwarp();
+}
+
 }  // namespace dlattn::ptx

@@ -47,8 +47,8 @@ constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
 // A plain struct that kernels take by value. The last dimension of q, k, v, out and lse is
 // contiguous; every other stride is free.
 struct AttentionParams {
-  // q, k and v are of one dtype. out is of the same, but for kFloat8E4M3: then of kBFloat16,
-  // kFloat16 or kFloat32, and there are no bias, mask or alibi_slopes. In a cache k and v may both
+  // q, k and v are of one dtype. out is of the same, but for kFloat8E4M3: then out is of kBFloat16,
+  // kFloat16 or kFloat32, so is bias, and there are no alibi_slopes. In a cache k and v may both
   // be of kInt8 or of kFloat8E4M3 where q is of kFloat16 or kBFloat16 (is_8_bit_cache()).
   TensorView q;                // [batch_size, seqlen_q, num_heads, head_dim]
   TensorView k;                // [batch_size, seqlen_k, num_heads_kv, head_dim]

@@ -22,6 +22,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 FLOAT8 = "float8_e4m3fn"
 E4M3 = ml_dtypes.float8_e4m3fn
 BATCH, HEADS, HEADS_KV = 2, 4, 2
+MASK = np.arange(70) % 3 > 0
 OUT_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -74,8 +75,12 @@ def test_every_framework(framework, out_dtype):
         {"softcap": 2.5},
         {"sinks": normal(HEADS, seed=9)},
         {"softmax_scale": 0.5},
+        {"mask": normal(33, 70, seed=10) > -0.5},
+        {"bias": normal(HEADS, 33, 70, seed=11).astype(np.float32), "causal": True},
+        {"bias": normal(33, 70, seed=12).astype(np.float16), "softcap": 2.5},
+        {"bias": normal(33, 70, seed=13).astype(ml_dtypes.bfloat16), "mask": MASK},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=lambda options: " ".join(options),
 )
 def test_features(options):
     arrays, descales = inputs()
@@ -153,8 +158,9 @@ def test_supported_and_plan():
     assert dlattn.supported(*arrays, **descales)
     assert dlattn.plan(*arrays, **descales, out_dtype="float16").dtype == FLOAT8
     assert not dlattn.supported(*arrays, **descales, out_dtype="float64")
-    refused = dlattn.supported(*arrays, mask=np.ones((33, 70), bool))
-    assert refused.reasons == ("mask is given with q of float8_e4m3fn; accepted: none",)
+    assert dlattn.supported(*arrays, mask=np.ones((33, 70), bool))
+    refused = dlattn.supported(*arrays, alibi_slopes=np.ones(4, np.float32))
+    assert refused.reasons == ("alibi_slopes is given with q of float8_e4m3fn; accepted: none",)
 
 
 def test_rows_that_see_nothing():
@@ -216,7 +222,10 @@ def test_descales_that_are_no_factors(name, value):
             {"v_descale": np.ones((1, 1, 2), np.float32)},
             r"v_descale: shape is \(1, 1, 2\); accepted: one that broadcasts to",
         ),
-        ({"bias": np.zeros((33, 70), np.float32)}, "bias is given with q of float8_e4m3fn"),
+        (
+            {"bias": np.zeros((33, 70))},
+            "bias: dtype is float64; accepted: float16, bfloat16 or float32 with q of float8",
+        ),
         ({"alibi_slopes": np.ones(4, np.float32)}, "alibi_slopes is given with q of float8_e4m3fn"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, dict) else "",

@@ -50,13 +50,14 @@ def exact(
     v: np.ndarray,
     *,
     seen: Any = True,
+    bias: Any = 0.0,
     sinks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64: out and lse."""
     q, k, v = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]) + np.asarray(bias, np.float64)
     scores = np.where(seen, scores, -np.inf)
     if sinks is not None:
         column = np.broadcast_to(sinks[None, :, None, None], (*scores.shape[:-1], 1))
@@ -78,7 +79,8 @@ def causal(seqlen_q: int, seqlen_k: int) -> np.ndarray:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("head_dim", "head_dim_v"), [(64, 64), (128, 128), (72, 40), (40, 128), (8, 1)]
+    ("head_dim", "head_dim_v"),
+    [(64, 64), (128, 128), (72, 40), (40, 128), (8, 1), (256, 256), (136, 200), (64, 160)],
 )
 def test_noise(precision: str, dtype: Any, head_dim: int, head_dim_v: int) -> None:
     rng = np.random.default_rng(head_dim)
@@ -100,6 +102,22 @@ def test_ragged_lengths(precision: str, seqlen_k: int) -> None:
     expected, _ = exact(q, k, v, seen=causal(q.shape[1], seqlen_k))
     # Rows of few keys have no neighbours to average errors away.
     assert relative(out, expected) < 1.5 * NOISE[precision]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_bias_and_mask(precision: str, dtype: Any) -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = inputs(rng, head_dim=160)
+    bias = rng.standard_normal((4, 65, 200)).astype(dtype)
+    bias[:, 3] = np.finfo(dtype).min  # of all keys of a row, which is not hidden by that
+    bias[:, 5, ::2] = -np.inf
+    mask = rng.random((65, 200)) < 0.8
+    mask[7] = False
+    out, lse = dlattn.attention(q, k, v, precision=precision, bias=bias, mask=mask, return_lse=True)
+    expected, _ = exact(q, k, v, seen=mask, bias=bias)
+    assert relative(out, expected) < NOISE[precision]
+    assert (out[:, 7] == 0).all() and np.isneginf(lse[:, :, 7]).all()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -315,14 +333,12 @@ def test_refusals() -> None:
             precision="int8_fp8")  # fmt: skip
     refused("softcap is given with precision fp8; accepted: none", q, k, v, precision="fp8",
             softcap=5.0)  # fmt: skip
-    bias = np.zeros((65, 200), np.float16)
-    refused("bias is given with precision fp8", q, k, v, precision="fp8", bias=bias)
     slopes = np.ones(4, np.float32)
     refused("alibi_slopes is given with precision", q, k, v, precision="fp8", alibi_slopes=slopes)
-    large = inputs(rng, head_dim=136)
-    refused("head_dim is 136; accepted: 1 to 128 with precision fp8", *large, precision="fp8")
-    values = inputs(rng, head_dim_v=136)
-    refused("head_dim of v is 136; accepted: 1 to 128", *values, precision="fp8")
+    large = inputs(rng, head_dim=264)
+    refused("head_dim is 264; accepted: 1 to 256 with precision fp8", *large, precision="fp8")
+    values = inputs(rng, head_dim_v=264)
+    refused("head_dim of v is 264; accepted: 1 to 256", *values, precision="fp8")
     kv = dlattn.quantize_kv(k, v)
     refused('precision is "fp8"; accepted: None or "int8_fp8", which k is', q, kv, None,
             precision="fp8")  # fmt: skip

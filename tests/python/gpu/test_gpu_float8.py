@@ -106,6 +106,10 @@ def plain(tensors: dict[str, Any], out_dtype: str, **options: Any) -> tuple[Any,
         scores = cap * torch.tanh(scores / cap)
     window = options.get("window", (None, None))
     seen = visible_keys(q.shape[2], k.shape[2], options.get("causal", False), window)
+    if (bias := options.get("bias")) is not None:
+        scores = scores + bias.float()
+    if (mask := options.get("mask")) is not None:
+        seen = seen & mask
     scores = torch.where(seen, scores, -math.inf)
     sinks = options.get("sinks")
     logits = scores
@@ -208,6 +212,21 @@ def test_sinks(kernel: str, dim: int) -> None:
     sinks = torch.tensor([1.0, -math.inf, 30.0, -2.0], device=DEVICE)
     check(kernel, inputs(150, 200, dim=dim), sinks=sinks, causal=True)
     check(kernel, inputs(150, 20, dim=dim), sinks=sinks, causal=True)
+
+
+@every_kernel
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_bias_and_mask(kernel: str, dim: int, dtype: str) -> None:
+    bias = normal(4, 260, 300, dtype=dtype, seed=7)
+    bias[:, 5, ::2] = -math.inf
+    mask = normal(2, 1, 260, 300, dtype="float32", seed=8) > -1.0
+    mask[:, :, 7] = False
+    drawn = inputs(260, 300, dim=dim)
+    check(kernel, drawn, bias=bias)
+    check(kernel, drawn, mask=mask, causal=True)
+    check(kernel, drawn, bias=bias[0], mask=mask[0, 0], causal="top_left")
+    check(kernel, drawn, bias=bias[:, :1], mask=mask.transpose(-1, -2).contiguous().mT)
 
 
 @every_kernel

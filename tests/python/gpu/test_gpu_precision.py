@@ -82,7 +82,7 @@ def test_the_kernels_of_this_device() -> None:
 @every_precision
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("causal", [False, True, "top_left"])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, 256])
 def test_against_the_cpu(precision: str, dtype: str, causal: Any, dim: int) -> None:
     q, k, v = inputs(dim=dim, dtype=dtype)
     check(q, k, v, precision=precision, causal=causal)
@@ -95,8 +95,14 @@ def test_lengths(precision: str, seqlen: int) -> None:
     check(q, k, v, precision=precision, causal=True)
 
 
+HEAD_DIMS = [
+    *[(16, 16), (48, 64), (80, 80), (112, 32), (64, 128)],
+    *[(256, 256), (136, 136), (200, 40), (64, 240)],
+]
+
+
 @every_precision
-@pytest.mark.parametrize(("dim", "dim_v"), [(16, 16), (48, 64), (80, 80), (112, 32), (64, 128)])
+@pytest.mark.parametrize(("dim", "dim_v"), HEAD_DIMS)
 def test_head_dims(precision: str, dim: int, dim_v: int) -> None:
     q, k, v = inputs(dim=dim, dim_v=dim_v)
     check(q, k, v, precision=precision)
@@ -109,6 +115,23 @@ def test_windows_and_sinks(precision: str) -> None:
     check(q, k, v, precision=precision, causal=True, window=(100, 0), sinks=sinks)
     check(q, k, v, precision=precision, window=(30, 40))
     check(k[:, :400], k[:, :50], v[:, :50], precision=precision, causal=True, sinks=sinks[:2])
+
+
+@every_precision
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_bias_and_mask(precision: str, dim: int, dtype: str) -> None:
+    q, k, v = inputs(dim=dim)
+    bias = normal(4, 300, 500, dtype=dtype, seed=7)
+    bias[:, 3] = torch.finfo(bias.dtype).min  # of all keys of a row, which is not hidden by that
+    bias[:, 5, ::2] = -float("inf")
+    mask = normal(2, 1, 300, 500, dtype="float32", seed=8) > -1.0
+    mask[:, :, 7] = False
+    check(q, k, v, precision=precision, bias=bias)
+    check(q, k, v, precision=precision, mask=mask, causal=True)
+    sinks = normal(4, dtype="float32", seed=5)
+    check(q, k, v, precision=precision, bias=bias[0], mask=mask[0, 0], sinks=sinks)
+    check(q, k, v, precision=precision, bias=bias[:, :1], mask=mask[..., :1])
 
 
 # (batch, seqlen_q, seqlen_k, heads, dim), causal, window: warpgroups or whole blocks see nothing.

@@ -262,7 +262,7 @@ def test_what_is_refused_is_named() -> None:
     refused(f"^q: dtype is float32; {accepted}", *(x.astype(np.float32) for x in arrays))
     refused("^k: dtype is float32", arrays[0], arrays[1].astype(np.float32), arrays[2])
     refused("num_heads_kv = 3 does not divide num_heads = 4", *problem(num_heads_kv=3))
-    refused("head_dim is 136; accepted: 1 to 128", *problem(head_dim=136))
+    refused("head_dim is 264; accepted: 1 to 256", *problem(head_dim=264))
     refused("stride of the last dimension is 2", *(x[..., ::2] for x in arrays))
     refused("q has 3 dimensions", arrays[0][0], *arrays[1:])
 

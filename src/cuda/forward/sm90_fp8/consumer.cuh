@@ -1,10 +1,14 @@
 #pragma once
 
+#include <type_traits>
+
 #include "core/problem/descales.h"
 #include "cuda/forward/sm90_fp8/epilogue.cuh"
 #include "cuda/forward/sm90_fp8/products.cuh"
 #include "cuda/forward/sm90_fp8/scales.cuh"
 #include "cuda/forward/sm90_fp8/setup.cuh"
+#include "cuda/tile/e4m3_softmax.cuh"
+#include "cuda/tile/given_scores.cuh"
 #include "cuda/tile/wgmma/key_walk.cuh"
 #include "cuda/tile/wgmma/softmax.cuh"
 #include "cuda/tile/wgmma/work_tile.cuh"
@@ -46,13 +50,39 @@ __device__ __forceinline__ float at_least_scale(float scale) {
   return scale > kLeast ? scale : kLeast;
 }
 
+// The softmax of scores with the caller's bias, which may be of any magnitude: natural scores, true
+// row maxima. A lane's two rows of its warp's 16.
+struct GivenSoftmax {
+  tile::OnlineSoftmax rows[2];
+  float row_sum[2] = {0.0f, 0.0f};  // this lane's part of rows'
+
+  // Scores to probabilities, in place. `factors`: what the output must be multiplied with.
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float (&factors)[2]) {
+    auto& scores = reinterpret_cast<float (&)[kScores / 4][4]>(acc_s);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      factors[h] = tile::probabilities(rows[h], scores, h, tile::kLog2e);
+      row_sum[h] = rows[h].row_sum;
+    }
+  }
+
+  __device__ __forceinline__ tile::RowResult finalize(int h, float, const float* sink,
+                                                      float shift) const {
+    tile::OnlineSoftmax row = rows[h];
+    row.row_sum = tile::reduce_sum<4>(row.row_sum);
+    return tile::finalize_bytes(row, tile::kLog2e, sink, shift);
+  }
+};
+
 // A consumer warpgroup: it computes its 64 query rows of one work tile after the other. A step
 // starts S = Q K^T of the next key tile, adds the last P V to O, starts P V of this tile, and
 // computes the next tile's probabilities while that runs. Without kPipelined it adds P V of this
 // tile before it starts S, a part of its columns at a time, which takes fewer registers. Products
 // with V start from 0 and are added to O in fp32, because wgmma's own accumulators would lose what
-// is below 2^-13 of them.
-template <bool kVarlen, int kHeadDim, bool kScaled>
+// is below 2^-13 of them. kGiven: with the caller's bias or mask, whose loads need the registers of
+// the pipeline; scores are natural then, and each tile's maxima come first.
+template <bool kVarlen, int kHeadDim, bool kScaled, bool kGiven>
 struct Consumer {
   using SharedParts = Shared<kHeadDim>;
 
@@ -91,11 +121,11 @@ struct Consumer {
  private:
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kBlockN = kShape.block_n;
-  static constexpr bool kPipelined = kShape.pipelined;
+  static constexpr bool kPipelined = kShape.pipelined && !kGiven;
   static constexpr float kRoundingBias = rounding_bias(kBlockN);
   static constexpr int kExactTiles = (kExactKeys + kBlockN - 1) / kBlockN;
   using TileWalk = tile::wgmma::KeyWalk<block_m(kShape), kBlockN>;
-  using Softmax = tile::wgmma::RangedSoftmax<ByteRange>;
+  using Softmax = std::conditional_t<kGiven, GivenSoftmax, tile::wgmma::RangedSoftmax<ByteRange>>;
 
   const AttentionParams& params;
   const LaunchShape& shape;
@@ -109,7 +139,8 @@ struct Consumer {
   unsigned use = 0;        // uses so far of the stages of K and V
   unsigned query_use = 0;  // and of Q's: one for each work tile
 
-  float scale;  // of the head's products q.k, or of the tile's, to base 2
+  // Makes products q.k of the head, or of the tile, scores to base 2; kGiven: natural ones.
+  float scale;
   TileScales<kScaled> tiles;
   float acc_o[kHeadDim / 2];
   float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none; with kPipelined alone
@@ -143,7 +174,8 @@ struct Consumer {
       scale = 1.0f;  // rows that see no tile have no scores, but results of any scale
     } else {
       // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
-      scale = at_least_scale(shape.scale_log2 * descales(walk.work).scores);
+      const float factor = kGiven ? shape.softmax_scale : shape.scale_log2;
+      scale = at_least_scale(factor * descales(walk.work).scores);
     }
     if constexpr (!kVarlen) shared.queries.wait_full(query_use);
 #pragma unroll 1
@@ -159,18 +191,49 @@ struct Consumer {
     const int n = walk.tiles.end - 1;
     if constexpr (kScaled) {
       tiles.set(tiles.load(n, n));
-      scale = at_least_scale(tiles.of_scores());
+      scale = scale_of_tile();
     }
     const LoadedScales loaded = tiles.load(n - 1, n);
     shared.keys.wait_full(use);
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
     ptx::wgmma_wait<0>();
     release(shared.keys, use);
-    hide_unseen(walk, n);
-    float sums[2], probabilities[kBlockN / 2];
-    softmax.begin(acc_s, scale, probabilities, sums);
-    pack_probabilities(rP, probabilities);
+    if constexpr (kGiven) {
+      apply_given(walk, n);
+      float factors[2];
+      softmax.exponentiate(acc_s, factors);
+      pack_probabilities(rP, acc_s);
+    } else {
+      hide_unseen(walk, n);
+      float sums[2], probabilities[kBlockN / 2];
+      softmax.begin(acc_s, scale, probabilities, sums);
+      pack_probabilities(rP, probabilities);
+    }
     tiles.set(loaded);
+  }
+
+  // That of the quantised tile that is walked next.
+  __device__ __forceinline__ float scale_of_tile() const {
+    return at_least_scale(tiles.of_scores()) * (kGiven ? tile::kLn2 : 1.0f);
+  }
+
+  // Natural scores with the caller's bias, of which the hidden ones are -inf.
+  __device__ __forceinline__ void apply_given(const TileWalk& walk, int n) {
+    const ThreadIndex thread;
+    const int row = walk.first_row + thread.warp * 16, n0 = n * kBlockN;
+    const tile::GivenScores given(params, walk.work, row, walk.work.seqlen_q);
+    tile::Mask mask = walk.mask;  // of the warp's rows and the tile's keys
+    mask.shift += row - n0;
+    mask.seqlen_k -= n0;
+    auto& scores = reinterpret_cast<float (&)[1][kBlockN / 8][4]>(acc_s);
+#pragma unroll
+    for (float& score : acc_s) score *= scale;
+    if (given.has_bias()) given.add_bias(scores, mask, n0, thread.lane);
+    if (given.has_mask()) {
+      given.hide(scores, mask, n0, thread.lane);
+    } else {
+      hide_unseen(walk, n);
+    }
   }
 
   __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
@@ -199,9 +262,9 @@ struct Consumer {
       finish_values();
       promote();
     } else {
-      static_assert(!kScaled, "products are added as they are");
       shared.transposed.wait_full(use);
-      add_pv<kHeadDim, kBlockN>(acc_o, rP, shared.v_transposed(use));
+      add_pv<kHeadDim, kBlockN>(acc_o, rP, shared.v_transposed(use),
+                                [this](float o, float product) { return tiles.add(o, product); });
       release(shared.transposed, use);
     }
   }
@@ -211,8 +274,8 @@ struct Consumer {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     float next = 0.0f;
-    if constexpr (kScaled) next = at_least_scale(tiles.of_scores());
-    const LoadedScales loaded = tiles.load(n - 1, n + 1);
+    if constexpr (kScaled) next = scale_of_tile();
+    const LoadedScales loaded = tiles.load(n - 1, kPipelined ? n + 1 : n);
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     if constexpr (kPipelined) {
@@ -221,15 +284,26 @@ struct Consumer {
       start_values();
     }
     if constexpr (kScaled) {
-      // seed: change-units
-      if (softmax.unscaled()) softmax.change_units(scale / next);
+      if constexpr (!kGiven) {
+        // seed: change-units
+        if (softmax.unscaled()) softmax.change_units(scale / next);
+      }
       scale = next;
     }
     ptx::wgmma_wait<kPipelined ? 1 : 0>();
-    float sums[2], factors[2];
-    const bool raised = exponentiate(n, sQ, walk, sums, factors);
-    release(shared.keys, use + 1);
-    softmax.add(sums);
+    float factors[2];
+    bool raised;
+    if constexpr (kGiven) {
+      release(shared.keys, use + 1);
+      apply_given(walk, n);
+      softmax.exponentiate(acc_s, factors);
+      raised = __any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f);
+    } else {
+      float sums[2];
+      raised = exponentiate(n, sQ, walk, sums, factors);
+      release(shared.keys, use + 1);
+      softmax.add(sums);
+    }
     if constexpr (kPipelined) {
       // seed: finish-values
       finish_values();
@@ -290,19 +364,20 @@ struct Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
+      const float row_sum = tile::reduce_sum<4>(softmax.row_sum[h]);
       // The mean that was subtracted from k, which is in the logits of all the row's keys.
       float shift = 0.0f;
       if constexpr (kScaled) {
         if ((result.lse || result.sink) && walk.sees_any())
           shift = shift_of_row(params, shape, args.scales, walk.work, i);
-        if (tile::reduce_sum<4>(softmax.row_sum[h]) == 0.0f) shift = 0.0f;
+        if (row_sum == 0.0f) shift = 0.0f;
       }
       const tile::RowResult row = softmax.finalize(h, scale, result.sink, shift);
       // 0 where there is nothing to sum, whatever the descales are; else NaN if that of scores is.
       const bool any = row.scale != 0.0f;
       const float of_scores = factors.scores >= 0.0f ? 1.0f : factors.scores;
       const float largest = static_cast<float>(1 << ByteRange::kFirstExponent);
-      const float others = fmaxf(1.0f - largest / tile::reduce_sum<4>(softmax.row_sum[h]), 0.0f);
+      const float others = fmaxf(1.0f - largest / row_sum, 0.0f);
       const float given_back = fmaf(others, kRoundingBias, 1.0f);
       scales[h] = any ? row.scale * given_back * factors.v * of_scores : 0.0f;
       if (result.lse && thread.lane % 4 == 0 && i < walk.work.seqlen_q)

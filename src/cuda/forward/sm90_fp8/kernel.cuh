@@ -18,13 +18,16 @@
 
 namespace dlattn::sm90_fp8 {
 
-// kScaled: of 16-bit inputs that were quantised, each tile of which has a scale of its own.
-template <int kHeadDim, bool kVarlen, bool kScaled>
+// kScaled: of 16-bit inputs that were quantised, each tile of which has a scale of its own. kGiven:
+// with the caller's bias or mask, of fixed lengths.
+template <int kHeadDim, bool kVarlen, bool kScaled, bool kGiven>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape,
            const __grid_constant__ KernelArgsOf<kScaled> args) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
+  // From each of two consumers to the producer, which spills one otherwise.
+  constexpr int kMovedRegisters = kGiven && kHeadDim == 128 ? 8 : 0;
   const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
   ptx::wait_for_grids_ahead();
@@ -32,15 +35,15 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
   // The same in all lanes, and by this the compiler knows.
   const int warp = __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < kWarpgroupThreads / 32) {
-    ptx::lower_registers<kShape.producer_registers>();
+    ptx::lower_registers<kShape.producer_registers + 2 * kMovedRegisters>();
     if (warp < kTransposers) {
       transpose_values<kVarlen>(params, shape, args, shared, warp);
     } else if (threadIdx.x % 32 == 0) {
       produce<kVarlen>(params, shape, args, shared);
     }
   } else {
-    ptx::raise_registers<kShape.consumer_registers>();
-    Consumer<kVarlen, kHeadDim, kScaled>(params, shape, args, shared, warp / 4 - 1).run();
+    ptx::raise_registers<kShape.consumer_registers - kMovedRegisters>();
+    Consumer<kVarlen, kHeadDim, kScaled, kGiven>(params, shape, args, shared, warp / 4 - 1).run();
   }
 }
 

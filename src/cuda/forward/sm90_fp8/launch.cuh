@@ -7,7 +7,7 @@
 
 namespace dlattn::sm90_fp8 {
 
-template <int kHeadDim, bool kVarlen, bool kScaled>
+template <int kHeadDim, bool kVarlen, bool kScaled, bool kGiven>
 void launch_tile(const AttentionParams& params, const Plan& plan, KernelArgsOf<kScaled> args,
                  void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90_fp8");
@@ -17,22 +17,25 @@ void launch_tile(const AttentionParams& params, const Plan& plan, KernelArgsOf<k
   args.k = cuda::encode_tensor_map(device, boxes.k, kDType);
   args.v = cuda::encode_tensor_map(device, boxes.v, kDType);
   args.num_work_tiles = static_cast<unsigned>(num_work_tiles(params, kHeadDim));
-  cuda::launch_kernel<kernel<kHeadDim, kVarlen, kScaled>>(device, plan.grid, plan.num_warps * 32,
-                                                          plan.smem_bytes, stream, params,
-                                                          make_launch_shape(params, plan), args);
+  cuda::launch_kernel<kernel<kHeadDim, kVarlen, kScaled, kGiven>>(
+      device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
+      make_launch_shape(params, plan), args);
 }
 
 template <int kTile, bool kScaled>
 void launch_lengths(const AttentionParams& params, const Plan& plan,
                     const KernelArgsOf<kScaled>& args, void* stream) {
-  if (params.cu_seqlens_q) return launch_tile<kTile, true, kScaled>(params, plan, args, stream);
-  launch_tile<kTile, false, kScaled>(params, plan, args, stream);
+  if (has_given_scores(params))
+    return launch_tile<kTile, false, kScaled, true>(params, plan, args, stream);
+  if (params.cu_seqlens_q)
+    return launch_tile<kTile, true, kScaled, false>(params, plan, args, stream);
+  launch_tile<kTile, false, kScaled, false>(params, plan, args, stream);
 }
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   static_assert(dtype == DType::kFloat8E4M3);
-  if constexpr (kTile <= kMaxQuantizedHeadDim) {
+  if constexpr (is_quantized_width(kTile)) {
     if (params.precision != Precision::kInputs) {
       KernelArgsOf<true> scaled{};
       scaled.scales = block_scales(params);

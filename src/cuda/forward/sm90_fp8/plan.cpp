@@ -42,11 +42,16 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
                   std::string* why) {
+  // Quantised rows have as many columns as they are stored with.
+  if (p.precision != Precision::kInputs)
+    plan->head_dim_tile = quantized_columns(p.head_dim, p.head_dim_v);
   const int tile = plan->head_dim_tile;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  if (const char* feature = core::score_feature(p))
-    return refuse(why, "does not implement ", feature);
+  if (p.softcap != 0.0 || p.alibi_slopes.data)
+    return refuse(why, "does not implement ", core::score_feature(p));
+  if (has_given_scores(p) && p.cu_seqlens_q)
+    return refuse(why, "does not implement ", core::score_feature(p), " with variable length");
   if (p.precision == Precision::kInputs && !accepts_tensors(p, tile, why)) return false;
   if (p.seqlen_k > kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);

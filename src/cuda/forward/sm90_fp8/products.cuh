@@ -47,10 +47,11 @@ __device__ __forceinline__ void start_pv(float (&acc_pv)[kColumns / 2],
 
 // O += P V, a part of the columns after the other: where registers allow it, the next product runs
 // while one is added.
-template <int kHeadDim, int kBlockN>
+// `add(o, pv)` is an element of the sum.
+template <int kHeadDim, int kBlockN, typename Add>
 __device__ __forceinline__ void add_pv(float (&acc_o)[kHeadDim / 2],
                                        const std::uint32_t (&rP)[kBlockN / kDepth][4],
-                                       ptx::SmemAddress sV) {
+                                       ptx::SmemAddress sV, Add add) {
   constexpr int kColumns = 64, kProducts = kHeadDim / kColumns;
   constexpr int kInFlight = kHeadDim <= 192 ? 2 : 1;
   float acc_pv[kInFlight][kColumns / 2];
@@ -69,7 +70,8 @@ __device__ __forceinline__ void add_pv(float (&acc_o)[kHeadDim / 2],
     }
     // seed: add-columns
 #pragma unroll
-    for (int d = 0; d < kColumns / 2; ++d) acc_o[i * kColumns / 2 + d] += acc_pv[i % kInFlight][d];
+    for (int d = 0; d < kColumns / 2; ++d)
+      acc_o[i * kColumns / 2 + d] = add(acc_o[i * kColumns / 2 + d], acc_pv[i % kInFlight][d]);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "cuda/plan/tile_config.h"
 #include "cuda/tile/wgmma/warpgroup.h"
+#include "dlattn/forward.h"
 
 namespace dlattn::sm90_fp8 {
 
@@ -54,6 +55,11 @@ constexpr int block_m(const TileShape& shape) {
 }
 constexpr int num_threads(const TileShape& shape) {
   return (shape.num_consumers + 1) * kWarpgroupThreads;
+}
+
+// Whether a problem has the caller's bias or mask, for which there is a kernel of its own.
+inline bool has_given_scores(const AttentionParams& p) {
+  return p.bias.data || p.mask.data;
 }
 
 // Bytes of `rows` rows in shared memory: blocks of [rows][128] elements, swizzled, the last of

@@ -28,8 +28,8 @@ struct Consumer {
   using Rows = typename Inputs::Rows;
   using Scores = typename Inputs::Scores;
   using Sequence = typename Inputs::Sequence;
-  using Stages = tile::MbarrierStages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
   static constexpr TileShape kShape = tile_shape(kHeadDim);
+  using Stages = tile::MbarrierStages<kShape.num_warps, kShape.stages>;
   static constexpr SmemMap kMap = smem_map(kHeadDim, Inputs::kValueBytes);
   static constexpr int kBlockM = block_m(kShape), kBlockN = kShape.block_n;
   static constexpr int kStages = kShape.stages, kThreads = kShape.num_warps * 32;
@@ -63,7 +63,7 @@ struct Consumer {
         kBlockN);
     count = tiles.end - tiles.begin;
     last = tiles.end - 1;
-    const Scores scores = inputs.scores(work, seq, first_row_of(work), last);
+    const Scores scores = inputs.scores(work, last);
     if (count > 0) begin(rows);
 #pragma unroll 1
     for (; i < count; ++i) step(rows, scores);

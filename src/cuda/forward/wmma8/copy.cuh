@@ -22,8 +22,8 @@ struct ByteCopy {
   using Rows = ByteRows<kColumns>;
   static constexpr int kChunks = kColumns / 16;
   static constexpr int kStep = kThreads / kChunks;
-  static_assert(kThreads % kChunks == 0 && kStep % 8 == 0 && kRows % kStep == 0,
-                "the rows of a thread have one order of chunks");
+  static_assert(kThreads % kChunks == 0 && kRows % kStep == 0);
+  static_assert(kStep % 8 == 0 || kStep == 4, "the order of chunks is the same or half turned");
 
   // This thread's chunks: the first row that has one, and its column.
   struct Chunks {
@@ -49,7 +49,9 @@ struct ByteCopy {
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
       // seed: copy-row
-      ptx::cp_async<16>(smem + own.smem_offset() + first * Rows::kRowBytes, from,
+      // A thread's rows are 4 apart where they are of 512 bytes: every other one has the other half
+      // of a segment's chunks first.
+      ptx::cp_async<16>(smem + (own.smem_offset() ^ first % 8 * 16) + first * Rows::kRowBytes, from,
                         kAll ? in_columns : first < exist);
       from += kStep * row_stride;
     }

@@ -14,12 +14,13 @@ struct E4m3Inputs {
   static constexpr int kHeadDim = kTile;
   static constexpr bool kGeneral = kGeneralKernel;
   static constexpr int kValueBytes = 1;
-  static constexpr bool kUnaligned = kGeneral;  // rows may be aligned to less than 16 bytes
-  static constexpr bool kCopiesQuery = true;    // to shared memory
-  static constexpr bool kWholeColumns = true;   // head dims are multiples of 16
-  static constexpr bool kFloat32Out = true;     // beside 16 bits
+  // Rows may be aligned to less than 16 bytes.
+  static constexpr bool kUnaligned = kGeneral && has_softcap(kHeadDim);
+  static constexpr bool kCopiesQuery = true;   // to shared memory
+  static constexpr bool kWholeColumns = true;  // head dims are multiples of 16
+  static constexpr bool kFloat32Out = true;    // beside 16 bits
   using Rows = E4m3Rows<kHeadDim, kGeneral>;
-  using Scores = ScoreScale<kGeneral>;
+  using Scores = ScoreScale<kGeneral, has_softcap(kHeadDim)>;
   using Sequence = tile::Sequence<std::uint8_t>;
 
   const AttentionParams& params;
@@ -47,9 +48,8 @@ struct E4m3Inputs {
     tile->v -= kRows * params.v.row_stride;
   }
 
-  __device__ __forceinline__ Scores scores(const tile::WorkTile& work, const Sequence&, int,
-                                           int) const {
-    return Scores(shape, descales(work).scores);
+  __device__ __forceinline__ Scores scores(const tile::WorkTile& work, int) const {
+    return Scores(shape, descales(work).scores, GivenRowsOf<kGeneral>(params, shape));
   }
 
   __device__ __forceinline__ auto results(const tile::WorkTile& work, const Sequence&,
@@ -57,14 +57,13 @@ struct E4m3Inputs {
     const float v_descale = descales(work).v;
     return [&scores, v_descale](tile::OnlineSoftmax& softmax, int, bool, bool sees_any,
                                 const float* sink) {
-      constexpr float kUnit = 1.0f / (1 << kShift);  // of P, and so of row_sum and acc_o
       // seed: row-sum
-      softmax.row_sum = tile::reduce_sum<4>(softmax.row_sum) * kUnit;
+      softmax.row_sum = tile::reduce_sum<4>(softmax.row_sum);
       // A row that sees nothing has nothing of a scale that is NaN.
       if (!sees_any) softmax = {};
-      tile::RowResult result = softmax.finalize(scores.log2(), sink);
+      tile::RowResult result = tile::finalize_bytes(softmax, scores.log2(), sink);
       // 0 where there is nothing to sum, whatever v's descale is.
-      if (result.scale != 0.0f) result.scale *= kUnit * v_descale;
+      if (result.scale != 0.0f) result.scale *= v_descale;
       return result;
     };
   }

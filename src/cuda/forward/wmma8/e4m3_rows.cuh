@@ -41,8 +41,8 @@ struct E4m3Rows {
   // Updates the rows with a tile of keys, whose K and V begin at lane_k and lane_v for this lane's
   // ldmatrix. `mask` counts rows from the warp's first and keys from the tile's. Calls
   // consumer.after_softmax() once.
-  template <typename Consumer>
-  __device__ __forceinline__ void attend(Consumer& consumer, const ScoreScale<kGeneral>& scale,
+  template <typename Consumer, typename Scores>
+  __device__ __forceinline__ void attend(Consumer& consumer, const Scores& scale,
                                          const tile::Mask& mask, ptx::SmemAddress lane_k,
                                          ptx::SmemAddress lane_v, int lane) {
     const tile::Range any = mask.any_row(0, kRows - 1);
@@ -57,9 +57,11 @@ struct E4m3Rows {
         load_q<kHeadDim>(a, lane_q(smem + smem_map(kHeadDim).q), d);
       }
     });
-    if (scale.has_softcap()) scale.apply_softcap(acc_s);
-    if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN))
+    if constexpr (kGeneral) {
+      scale.apply(acc_s, mask, consumer.tile(), lane);
+    } else if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN)) {
       apply_mask(acc_s, mask, lane);
+    }
     // P = 2^(S - row max)
     float factors[kRowTiles][2];
     std::uint32_t rP[kRowTiles][kBlockN / 32][4];
@@ -67,16 +69,16 @@ struct E4m3Rows {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        factors[m][h] = probabilities(softmax[m][h], acc_s[m], h, scale.log2());
+        factors[m][h] = tile::probabilities(softmax[m][h], acc_s[m], h, scale.log2());
       pack<kBlockN>(rP[m], acc_s[m]);
     }
     consumer.after_softmax();
     // O = O * factor + P V
-    multiply_pv<kHeadDim, kBlockN, FloatSums>(acc_o, rP, lane_v,
-                                              [&factors](float o, float product, int m, int h) {
-                                                // seed: promote
-                                                return fmaf(o, factors[m][h], product);
-                                              });
+    multiply_pv<kHeadDim, kBlockN, FloatSums, kGeneral && !kQueryInRegisters>(
+        acc_o, rP, lane_v, [&factors](float o, float product, int m, int h) {
+          // seed: promote
+          return fmaf(o, factors[m][h], product);
+        });
   }
 
  private:

@@ -20,7 +20,7 @@ struct Int8Inputs {
   static constexpr bool kWholeColumns = false;  // head_dim is any
   static constexpr bool kFloat32Out = false;    // out is as q
   using Rows = Int8Rows<kHeadDim, kGeneral, kPrecision>;
-  using Scores = Int8Scores;
+  using Scores = Int8Scores<kGeneral, Rows::kTilesOfScale>;
   using Sequence = tile::Sequence<std::uint16_t>;
 
   const AttentionParams& params;
@@ -49,19 +49,15 @@ struct Int8Inputs {
     tile->k -= kRows * kHeadDim;
   }
 
-  __device__ __forceinline__ Scores scores(const tile::WorkTile& work, const Sequence& seq,
-                                           int first_row, int last_tile) const {
+  __device__ __forceinline__ Scores scores(const tile::WorkTile& work, int last_tile) const {
     const std::int64_t sequence =
         params.cu_seqlens_k
-            ? first_block(tile::key_rows(params, work.batch).start, work.batch, Rows::kBlockN)
+            ? first_block(tile::key_rows(params, work.batch).start, work.batch, Rows::kScaledKeys)
             : work.batch * view.scale_batch_stride;
-    return {params,
-            view,
-            shape.scale_log2,
-            static_cast<unsigned>(head_kv(work) * view.scale_head_stride + sequence + last_tile),
-            work.batch * params.mask.batch_stride + work.head * params.mask.head_stride,
-            first_row,
-            seq.seqlen_q};
+    return {GivenRowsOf<kGeneral>(params, shape), view,
+            kGeneral ? shape.softmax_scale : shape.scale_log2,
+            static_cast<unsigned>(head_kv(work) * view.scale_head_stride + sequence +
+                                  (Rows::kTilesOfScale == 1 ? last_tile : 0))};
   }
 
   __device__ __forceinline__ QueryRows queries(const Sequence& seq) const {
@@ -75,8 +71,9 @@ struct Int8Inputs {
     const float* const shift = view.k_shift + work.batch * view.shift_batch_stride +
                                head_kv(work) * view.shift_head_stride;
     const bool wants_lse = params.lse.data || params.sinks.data;
-    return [rows = queries(seq), shift, wants_lse, &scores](
-               TileSoftmax& softmax, int row, bool exists, bool sees_any, const float* sink) {
+    return [rows = queries(seq), shift, wants_lse, &scores](TileSoftmax<kGeneral>& softmax, int row,
+                                                            bool exists, bool sees_any,
+                                                            const float* sink) {
       // seed: tile-row-sum
       softmax.row_sum = tile::reduce_sum<4>(softmax.row_sum);
       // A row that sees nothing has nothing of a scale that is NaN.
@@ -85,8 +82,10 @@ struct Int8Inputs {
       if (wants_lse) {
         const float product = product_with_shift(rows, row, exists, shift);
         // seed: shift
-        if (softmax.row_max != -INFINITY) top += product * scores.scale_log2;
+        if (softmax.row_max != -INFINITY) top += product * scores.scale;
       }
+      if constexpr (kGeneral)
+        return tile::finalize(tile::RowMax(top, true), tile::kLog2e, softmax.row_sum, sink);
       return tile::finalize(tile::RowMax(-top, false), 1.0f, softmax.row_sum, sink);
     };
   }

@@ -18,8 +18,11 @@ struct Int8Rows {
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kRowTiles = 1, kRows = 16;
   static constexpr int kBlockN = kShape.block_n;
-  static_assert(kShape.row_tiles == kRowTiles && kShape.query_in_registers && kBlockN == 64,
-                "a tile is a block of keys that share a scale");
+  static constexpr int kScaledKeys = quantized_block(kPrecision, kHeadDim);  // that share a scale
+  static constexpr int kTilesOfScale = kScaledKeys / kBlockN;
+  static constexpr bool kQueryInRegisters = kShape.query_in_registers;
+  static_assert(kShape.row_tiles == kRowTiles);
+  static_assert(kScaledKeys % kBlockN == 0, "keys of a tile share a scale");
   static_assert(largest_value(Precision::kInt8Fp8) * (1 << kInt8Shift) * kBlockN <= 65504.0f,
                 "sums of a tile fit fp16");
 
@@ -27,9 +30,9 @@ struct Int8Rows {
     return kHalfValues ? lane_offset_half_v<kHeadDim>(lane) : wmma8::lane_offset_v<kHeadDim>(lane);
   }
 
-  std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];
+  std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];  // in the end if kQueryInRegisters
   float q_scale[2];  // times what products of rotated rows are divided by
-  TileSoftmax softmax[kRowTiles][2];
+  TileSoftmax<kGeneral> softmax[kRowTiles][2];
   float acc_o[kRowTiles][kHeadDim / 16][2][4] = {};
 
   // The warp's rows from `first_row` on, of which `seqlen_q` exist.
@@ -37,6 +40,7 @@ struct Int8Rows {
                                                int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      if constexpr (!kQueryInRegisters) ptx::fence_loads();
       const int row = first_row + lane / 4 + 8 * h;
       QueryRow<kHeadDim> query;
       // seed: query-exists
@@ -47,11 +51,16 @@ struct Int8Rows {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) rQ[d / 2][0][d % 2 * 2 + h] = packed[d];
     }
+    if constexpr (!kQueryInRegisters) {
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 32; ++d) memcpy(own_query(d), rQ[d], sizeof rQ[d]);
+    }
   }
 
   // As E4m3Rows::attend.
   template <typename Consumer>
-  __device__ __forceinline__ void attend(Consumer& consumer, const Int8Scores& scores,
+  __device__ __forceinline__ void attend(Consumer& consumer,
+                                         const Int8Scores<kGeneral, kTilesOfScale>& scores,
                                          const tile::Mask& mask, ptx::SmemAddress lane_k,
                                          ptx::SmemAddress lane_v, int lane) {
     const tile::Range any = mask.any_row(0, kRows - 1);
@@ -60,27 +69,28 @@ struct Int8Rows {
     float factors[2];
     std::uint32_t rP[kRowTiles][kBlockN / (kHalfValues ? 16 : 32)][4];
     if (sees) {
-      const float k_scale = scores.k_scale(consumer.i);
+      const float k_scale = scores.k_scale(consumer);
       // S = Q K^T
       float acc_s[kRowTiles][kBlockN / 8][4];
       multiply_qk(acc_s, lane_k);
+      const float scales[2] = {q_scale[0] * k_scale * scores.scale,
+                               q_scale[1] * k_scale * scores.scale};
       if constexpr (kGeneral) {
-        scores.apply_masks(acc_s, mask, consumer.tile(), lane);
+        scores.apply_given(acc_s, scales, mask, consumer.tile(), lane);
       } else {
         if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN))
           apply_mask(acc_s, mask, lane);
       }
       // P = 2^(S - the tile's max)
-      const TileOfRow tile_of[2] = {
-          TileOfRow(acc_s[0], 0, q_scale[0] * k_scale * scores.scale_log2),
-          TileOfRow(acc_s[0], 1, q_scale[1] * k_scale * scores.scale_log2)};
+      const TileOfRow<kGeneral> tile_of[2] = {{acc_s[0], 0, kGeneral ? tile::kLog2e : scales[0]},
+                                              {acc_s[0], 1, kGeneral ? tile::kLog2e : scales[1]}};
       const float tile_max[2] = {tile_of[0].max(), tile_of[1].max()};
       raise_max(tile_max);
-      const float v_scale = scores.v_scale(consumer.i);
+      const float v_scale = scores.v_scale(consumer);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // In natural units, so that sums of large values are as far from overflow as they can be.
-        const float weight = softmax[0][h].weight(tile_max[h] - kInt8Shift);
+        const float weight = softmax[0][h].shifted_weight(tile_max[h]);
         const float sum = tile_of[h].probabilities(acc_s[0], h);
         softmax[0][h].row_sum = fmaf(sum, weight, softmax[0][h].row_sum);
         // seed: v-scale
@@ -99,20 +109,34 @@ struct Int8Rows {
       return fmaf(product, factors[h], o);
     };
     if constexpr (kHalfValues)
-      multiply_half_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v, promote);
+      multiply_half_pv<kHeadDim, kBlockN, !kQueryInRegisters>(acc_o, rP, lane_v, promote);
     else
       multiply_pv<kHeadDim, kBlockN, HalfSums>(acc_o, rP, lane_v, promote);
   }
 
  private:
+  // Where this thread keeps 32 columns of its rows of Q for itself, if not in registers.
+  __device__ __forceinline__ static tile::Vec<std::uint32_t, 4>* own_query(int block) {
+    constexpr int kThreads = kShape.num_warps * 32;
+    constexpr int kOffset = smem_map(kHeadDim, value_bytes(kPrecision)).q;
+    return reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(ptx::dynamic_smem() + kOffset) +
+           block * kThreads + threadIdx.x;
+  }
+
   // S as floats: sums of integers that start from the bias's bits are those of biased floats.
   __device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kBlockN / 8][4],
                                               ptx::SmemAddress lane_k) const {
     static_assert(127 * 127 * kHeadDim < 1 << 22, "sums fit beside the bias");
     std::int32_t sums[kRowTiles][kBlockN / 8][4];
-    wmma8::multiply_qk<kHeadDim>(
-        sums, kIntegerBiasBits, lane_k,
-        [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 32], sizeof a); });
+    wmma8::multiply_qk<kHeadDim>(sums, kIntegerBiasBits, lane_k,
+                                 [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                   if constexpr (kQueryInRegisters) {
+                                     memcpy(a, rQ[d / 32], sizeof a);
+                                   } else {
+                                     ptx::fence_loads();
+                                     memcpy(a, own_query(d / 32), sizeof a);
+                                   }
+                                 });
 #pragma unroll
     for (int j = 0; j < kBlockN / 8; ++j) {
 #pragma unroll
@@ -128,7 +152,7 @@ struct Int8Rows {
     if (!__any_sync(tile::kFullMask, rises)) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      TileSoftmax& row = softmax[0][h];
+      TileSoftmax<kGeneral>& row = softmax[0][h];
       const float old_max = row.row_max;
       row.row_max = fmaxf(old_max, tile_max[h]);
       const float factor = row.weight(old_max);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/problem/quantized.h"
+#include "cuda/forward/wmma8/given_rows.cuh"
 #include "cuda/forward/wmma8/int8_query.cuh"
 #include "cuda/forward/wmma8/softmax.cuh"
 
@@ -16,7 +17,8 @@ namespace dlattn::wmma8 {
 constexpr int kInt8Shift = 6;
 
 // The streaming softmax of a row over tiles whose scores are in units of their own. The row max is
-// of scores to base 2.
+// of scores to base 2; kNatural: of natural ones, whatever their magnitude, as a bias may have any.
+template <bool kNatural>
 struct TileSoftmax {
   float row_max = -INFINITY;
   float row_sum = 0.0f;  // of probabilities relative to it; this lane's part
@@ -27,11 +29,18 @@ struct TileSoftmax {
   }
   // The weight of probabilities that are relative to `other_max`.
   __device__ __forceinline__ float weight(float other_max) const {
-    return ptx::exp2(other_max - finite_max());
+    return ptx::exp2((other_max - finite_max()) * (kNatural ? tile::kLog2e : 1.0f));
+  }
+  // The same of probabilities that are times 2^kInt8Shift.
+  __device__ __forceinline__ float shifted_weight(float other_max) const {
+    if constexpr (kNatural) return weight(other_max) * (1.0f / (1 << kInt8Shift));
+    return weight(other_max - kInt8Shift);
   }
 };
 
-// A tile of a row: its scores are biased integers, -inf where a key is hidden.
+// A tile of a row: its scores are biased integers or, with kNatural, natural; -inf where a key is
+// hidden.
+template <bool kNatural>
 struct TileOfRow {
   float largest;  // of its scores
   float scale;    // makes them base 2
@@ -48,11 +57,14 @@ struct TileOfRow {
     // A row that sees none of the tile has nothing of a scale that is NaN. Nor is a scale ever 0:
     // -inf times it would be NaN.
     constexpr float kLeast = 0x1p-126f;
+    if constexpr (kNatural) return;
     if (largest == -INFINITY || scale < kLeast) this->scale = kLeast;
   }
 
-  // The row max of the tile alone, to base 2.
-  __device__ __forceinline__ float max() const { return (largest - kIntegerBias) * scale; }
+  // The row max of the tile alone, in the units of TileSoftmax.
+  __device__ __forceinline__ float max() const {
+    return kNatural ? largest : (largest - kIntegerBias) * scale;
+  }
 
   // P = 2^(S - the tile's max) in place, times 2^kInt8Shift. Returns this lane's part of their sum.
   template <int kGroups>
@@ -71,47 +83,51 @@ struct TileOfRow {
   }
 };
 
-// Makes scores of a sequence's products, with everything but what is a row's own.
+// Makes scores of a sequence's products, with everything but what is a row's own. kTilesOfScale:
+// tiles of keys that share a scale.
+template <bool kGeneral, int kTilesOfScale>
 struct Int8Scores {
-  const AttentionParams& params;
+  GivenRowsOf<kGeneral> given;
   const QuantizedView& view;
-  float scale_log2;  // softmax_scale, to base 2
-  // Where the scales of the walk's first tile stand; those of the next one are before. 32 bits are
-  // enough: keys and values of more scales would take terabytes.
-  unsigned last_scale;
-  // The position in the caller's mask.
-  std::int64_t mask_start;  // of the head
-  int first_row, seqlen_q;  // the warp's first row, counted from the sequence's
+  float scale;  // softmax_scale; but in general kernels to base 2
+  // Where the scales of the walk's first tile stand, those of the next ones being before; where
+  // tiles share scales, those of the sequence's first. 32 bits are enough: keys and values of more
+  // scales would take terabytes.
+  unsigned scale_start;
 
-  // The scales of tile i of the walk.
-  __device__ __forceinline__ float k_scale(int i) const { return view.k_scale[last_scale - i]; }
-  __device__ __forceinline__ float v_scale(int i) const { return view.v_scale[last_scale - i]; }
+  // The scales of the tile at hand.
+  template <typename Consumer>
+  __device__ __forceinline__ float k_scale(const Consumer& consumer) const {
+    return view.k_scale[scale_index(consumer)];
+  }
+  template <typename Consumer>
+  __device__ __forceinline__ float v_scale(const Consumer& consumer) const {
+    return view.v_scale[scale_index(consumer)];
+  }
 
-  // Sets scores of keys that their rows do not see by position or by the caller's mask to -inf.
+  // Products of a tile to natural scores; `scales` makes them that, of each of the lane's rows.
+  // `tile`: counted from the sequence's first. In general kernels alone.
   template <int kGroups>
-  __device__ __forceinline__ void apply_masks(float (&acc_s)[1][kGroups][4], const tile::Mask& mask,
+  __device__ __forceinline__ void apply_given(float (&acc_s)[1][kGroups][4],
+                                              const float (&scales)[2], const tile::Mask& mask,
                                               int tile, int lane) const {
-    const int first_key = lane % 4 * 2;
-    const std::int64_t step = params.mask.col_stride;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = lane / 4 + 8 * h;
-      const tile::Range visible = mask.row(row, first_key);
-      const bool exists = first_row + row < seqlen_q;
-      const std::uint8_t* const given = params.mask.data + mask_start +
-                                        (first_row + row) * params.mask.row_stride +
-                                        (tile * (8 * kGroups) + first_key) * step;
+    for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int key = 8 * j + e;
-          // seed: given-mask
-          if (!exists || !tile::contains(visible, key) || !given[key * step])
-            acc_s[0][j][2 * h + e] = -INFINITY;
-        }
-      }
+      for (int e = 0; e < 4; ++e) acc_s[0][j][e] = (acc_s[0][j][e] - kIntegerBias) * scales[e / 2];
     }
+    const int first_key = tile * (8 * kGroups);
+    if (given.has_bias()) given.scores().add_bias(acc_s, mask, first_key, lane);
+    if (given.has_mask()) return given.scores().hide(acc_s, mask, first_key, lane);
+    apply_mask(acc_s, mask, lane);
+  }
+
+ private:
+  template <typename Consumer>
+  __device__ __forceinline__ unsigned scale_index(const Consumer& consumer) const {
+    if constexpr (kTilesOfScale == 1) return scale_start - consumer.i;
+    // seed: shared-scale
+    return scale_start + static_cast<unsigned>(consumer.tile()) / kTilesOfScale;
   }
 };
 

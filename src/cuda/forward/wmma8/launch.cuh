@@ -17,8 +17,10 @@ void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launc
       const QuantizedView view =
           view_of(quantized_layout(keys_of(params)), params.quantized_kv, params.cu_seqlens_k);
       const auto launch_in = [&](auto precision) {
-        cuda::launch_kernel<int8_kernel<kTile, general, precision>>(
-            device, plan.grid, threads, plan.smem_bytes, stream, params, shape, view);
+        if constexpr (!general || has_general(kTile, value_bytes(precision))) {
+          cuda::launch_kernel<int8_kernel<kTile, general, precision>>(
+              device, plan.grid, threads, plan.smem_bytes, stream, params, shape, view);
+        }
       };
       if (params.precision == Precision::kInt8Fp16)
         return launch_in(std::integral_constant<Precision, Precision::kInt8Fp16>());
@@ -29,11 +31,7 @@ void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launc
                                                   stream, params, shape);
     }
   };
-  if constexpr (has_general(kTile)) {
-    const bool general = dtype == DType::kInt8 ? params.mask.data != nullptr
-                                               : is_general(params.softcap, plan.copy_bytes);
-    if (general) return launch_as(std::true_type());
-  }
+  if (is_general(params, plan.copy_bytes)) return launch_as(std::true_type());
   launch_as(std::false_type());
 }
 

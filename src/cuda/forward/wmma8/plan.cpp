@@ -32,15 +32,17 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return core::refuse(why, "does not implement precision ", to_string(p.precision));
   if (!core::has_code(device, half_values ? kMinCapabilityOfIntegers : kMinCapability, why))
     return false;
-  if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0 && !int8)
-    return core::refuse(why, "does not implement ", feature);
   if (p.seqlen_k > kMostKeys)
     return core::refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
   const int tile = plan->head_dim_tile;
-  const bool general = int8 ? p.mask.data != nullptr : is_general(p.softcap, plan->copy_bytes);
-  if (!has_general(tile) && p.softcap != 0.0)
+  const bool general = is_general(p, plan->copy_bytes);
+  if (general && !has_general(tile, value_bytes(p.precision))) {
+    return core::refuse(why, "does not implement ", core::score_feature(p), " with precision ",
+                        to_string(p.precision), " for head dims beyond 128");
+  }
+  if (!int8 && !has_softcap(tile) && p.softcap != 0.0)
     return core::refuse(why, "does not implement softcap for head dims beyond 128");
-  if (!has_general(tile) && general) {
+  if (!int8 && !has_softcap(tile) && plan->copy_bytes < 16) {
     return core::refuse(why, "rows of q, k or v are aligned to ", plan->copy_bytes,
                         " bytes; accepted: 16, with head dims beyond 128");
   }

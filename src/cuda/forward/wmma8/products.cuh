@@ -10,6 +10,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/mma8.cuh"
 #include "cuda/ptx/permute.cuh"
+#include "cuda/ptx/special.cuh"
 
 // Both matrix products of a warp: kRowTiles x 16 query rows with the keys of a tile. Rows of bytes
 // lie in shared memory as they do in global memory. Which lane has what, and why no shuffle is
@@ -120,7 +121,9 @@ struct HalfSums {
 // Tensor cores keep 14 bits of a sum, so that of the tile's keys starts from 0 and is added in
 // fp32, 16 columns at a time. A lane has columns 4 t to 4 t + 3 of them, t being lane % 4, of two
 // rows.
-template <int kHeadDim, int kKeys, typename Sums, int kRowTiles, typename Promote>
+// kFenced: no load is moved up across those of 16 columns, where registers do not suffice for more.
+template <int kHeadDim, int kKeys, typename Sums, bool kFenced = false, int kRowTiles,
+          typename Promote>
 __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
                                             const std::uint32_t (&rP)[kRowTiles][kKeys / 32][4],
                                             ptx::SmemAddress lane_v, Promote promote) {
@@ -155,6 +158,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
         }
       }
     }
+    if constexpr (kFenced) ptx::fence_loads();
   }
 }
 
@@ -164,7 +168,7 @@ template <int kHeadDim>
 __device__ __forceinline__ int lane_offset_half_v(int lane) {
   return ByteRows<2 * kHeadDim>::offset(lane % 16, lane / 16);
 }
-template <int kHeadDim, int kKeys, int kRowTiles, typename Promote>
+template <int kHeadDim, int kKeys, bool kFenced = false, int kRowTiles, typename Promote>
 __device__ __forceinline__ void multiply_half_pv(
     float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
     const std::uint32_t (&rP)[kRowTiles][kKeys / 16][4], ptx::SmemAddress lane_v, Promote promote) {
@@ -194,6 +198,7 @@ __device__ __forceinline__ void multiply_half_pv(
         }
       }
     }
+    if constexpr (kFenced) ptx::fence_loads();
   }
 }
 

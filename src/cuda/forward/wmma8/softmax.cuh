@@ -4,8 +4,10 @@
 #include <cstdint>
 
 #include "core/problem/descales.h"
+#include "cuda/forward/wmma8/given_rows.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/e4m3_softmax.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/score.cuh"
@@ -14,47 +16,6 @@
 // Scores in the accumulators of multiply_qk, and the probabilities that become of them. Of 8 keys a
 // lane has 2 t and the next, t being lane % 4, of two rows that are 8 apart.
 namespace dlattn::wmma8 {
-
-// Probabilities are times 2^kShift: the largest of a row is 256, near the end of e4m3, so that of
-// smaller ones down to 2^-14 of it are normal numbers.
-constexpr int kShift = 8;
-
-// Makes scores of the products q.k of one head. One number is kept, as registers are scarce.
-template <bool kGeneral>
-struct ScoreScale {
-  const LaunchShape& shape;
-  float of_products;  // to natural scores with softcap, else to base 2
-
-  // It is never 0: -inf of a key that is not seen would become NaN. It stays NaN.
-  __device__ __forceinline__ ScoreScale(const LaunchShape& shape, float descale) : shape(shape) {
-    constexpr float kLeast = 0x1p-126f;
-    // seed: descales
-    const float scale = (has_softcap() ? shape.softmax_scale : shape.scale_log2) * descale;
-    of_products = scale < kLeast ? kLeast : scale;
-  }
-
-  __device__ __forceinline__ bool has_softcap() const { return kGeneral && shape.softcap != 0.0f; }
-  // The factor that puts scores in base 2, as softcap leaves them.
-  __device__ __forceinline__ float log2() const {
-    return has_softcap() ? tile::kLog2e : of_products;
-  }
-
-  // Scores become natural ones: cap * tanh(score / cap).
-  template <int kRowTiles, int kGroups>
-  __device__ __forceinline__ void apply_softcap(float (&acc_s)[kRowTiles][kGroups][4]) const {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float score = acc_s[m][j][e] * of_products;
-          acc_s[m][j][e] = shape.softcap * tile::tanh(score * shape.inverse_softcap);
-        }
-      }
-    }
-  }
-};
 
 // Sets scores of keys that their rows do not see to -inf.
 template <int kRowTiles, int kGroups>
@@ -79,31 +40,75 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
   }
 }
 
-// P = 2^(S - row max) of a tile, in place, times 2^kShift; raises the row max before. `softmax` is
-// a row's, with this lane's part of the sum, which is that of P before it is rounded. Returns the
-// factor of what was accumulated before.
-template <int kGroups>
-__device__ __forceinline__ float probabilities(tile::OnlineSoftmax& softmax,
-                                               float (&acc_s)[kGroups][4], int h, float scale) {
-  float largest = -INFINITY;
+// Makes scores of the products q.k of one head. One number is kept, as registers are scarce.
+template <bool kGeneral, bool kSoftcap>
+struct ScoreScale {
+  const LaunchShape& shape;
+  GivenRowsOf<kGeneral> given;
+  float of_products;  // to natural scores, if they become that, else to base 2
+
+  // It is never 0: -inf of a key that is not seen would become NaN. It stays NaN.
+  __device__ __forceinline__ ScoreScale(const LaunchShape& shape, float descale,
+                                        const GivenRowsOf<kGeneral>& given)
+      : shape(shape), given(given) {
+    constexpr float kLeast = 0x1p-126f;
+    // seed: descales
+    const float scale = (is_natural() ? shape.softmax_scale : shape.scale_log2) * descale;
+    of_products = scale < kLeast ? kLeast : scale;
+  }
+
+  // Whether scores become natural before the softmax. With a mask too: a row of which it hides all
+  // keys has nothing of a descale that is NaN.
+  __device__ __forceinline__ bool is_natural() const {
+    if constexpr (kGeneral) return shape.natural || given.has_mask();
+    return false;
+  }
+  // The factor that puts scores in base 2.
+  __device__ __forceinline__ float log2() const {
+    return is_natural() ? tile::kLog2e : of_products;
+  }
+
+  // Softcap, bias and the caller's mask on the products of a tile, and the mask by position.
+  // `tile`: counted from the sequence's first. In general kernels alone.
+  template <int kRowTiles, int kGroups>
+  __device__ __forceinline__ void apply(float (&acc_s)[kRowTiles][kGroups][4],
+                                        const tile::Mask& mask, int tile, int lane) const {
+    const int first_key = tile * (8 * kGroups);
+    if (is_natural()) {
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j)
-    largest = fmaxf(largest, fmaxf(acc_s[j][2 * h], acc_s[j][2 * h + 1]));
-  // seed: row-max
-  const float factor = softmax.raise_max(tile::reduce_max<4>(largest), scale);
-  const float base = softmax.finite_max();
-  float sum = 0.0f;
+      for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
+        for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
-    for (int e = 2 * h; e < 2 * h + 2; ++e) {
-      acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kShift)));
-      sum += acc_s[j][e];
+          for (int e = 0; e < 4; ++e) acc_s[m][j][e] *= of_products;
+        }
+      }
+    }
+    if constexpr (kSoftcap) {
+      if (shape.softcap != 0.0f) apply_softcap(acc_s);
+    }
+    if (given.has_bias()) given.scores().add_bias(acc_s, mask, first_key, lane);
+    if (given.has_mask()) return given.scores().hide(acc_s, mask, first_key, lane);
+    if (!tile::contains_all(mask.every_row(0, 16 * kRowTiles - 1), 0, 8 * kGroups))
+      apply_mask(acc_s, mask, lane);
+  }
+
+ private:
+  // cap * tanh(score / cap).
+  template <int kRowTiles, int kGroups>
+  __device__ __forceinline__ void apply_softcap(float (&acc_s)[kRowTiles][kGroups][4]) const {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          acc_s[m][j][e] = shape.softcap * tile::tanh(acc_s[m][j][e] * shape.inverse_softcap);
+        }
+      }
     }
   }
-  softmax.row_sum += sum;
-  return factor;
-}
+};
 
 // P in e4m3, as operand a of multiply_pv: k = 4 t + (0, 1, 2, 3) of 16 are the lane's keys of two
 // groups, 2 t + (0, 1, 8, 9).

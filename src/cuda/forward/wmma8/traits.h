@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/plan/tile_config.h"
+#include "dlattn/forward.h"
 
 namespace dlattn::wmma8 {
 
@@ -34,21 +35,30 @@ constexpr TileShape tile_shape(int head_dim_tile) {
 
 // For which registers must leave room; with V in fp16 it is shared memory that limits them.
 constexpr int blocks_per_sm(int head_dim_tile, bool general, int value_bytes = 1) {
-  if (value_bytes == 2) return head_dim_tile <= 64 ? 3 : 2;
-  return (head_dim_tile <= 64 ? 4 : head_dim_tile <= 128 ? 3 : 2) - (general ? 1 : 0);
+  if (value_bytes == 2) return head_dim_tile <= 64 ? 3 : head_dim_tile <= 128 ? 2 : 1;
+  if (head_dim_tile > 128) return 2;
+  return (head_dim_tile <= 64 ? 4 : 3) - (general ? 1 : 0);
 }
 
 constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
-// Whether a problem of e4m3 needs the general kernel: softcap, or rows aligned to less than 16
-// bytes. One of 8-bit integers needs it for a mask.
-constexpr bool is_general(double softcap, int copy_bytes) {
-  return softcap != 0.0 || copy_bytes < 16;
+// Whether a problem needs the general kernel: bias or mask; of e4m3 softcap, or rows aligned to
+// less than 16 bytes.
+inline bool is_general(const AttentionParams& p, int copy_bytes) {
+  const bool integers = p.precision != Precision::kInputs;
+  return p.bias.data || p.mask.data || (!integers && (p.softcap != 0.0 || copy_bytes < 16));
 }
-// For larger tiles there are not registers enough.
-constexpr bool has_general(int head_dim_tile) {
+
+// Whether there is a general kernel: with V in fp16 there are not registers enough for the largest
+// tile.
+constexpr bool has_general(int head_dim_tile, int value_bytes) {
+  return head_dim_tile <= 128 || value_bytes == 1;
+}
+// Whether the general kernel of e4m3 has softcap and serves rows that are aligned to less than 16
+// bytes: for larger tiles there are not registers enough.
+constexpr bool has_softcap(int head_dim_tile) {
   return head_dim_tile <= 128;
 }
 

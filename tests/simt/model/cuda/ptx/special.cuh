@@ -19,4 +19,6 @@ inline float reread(float x) {
   return x;
 }
 
+inline void fence_loads() {}
+
 }  // namespace dlattn::ptx
