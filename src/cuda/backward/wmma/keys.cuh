@@ -13,7 +13,8 @@
 // the second warp leaves dS: operand a of dQ = dS K, which all warps share and add to global
 // memory. Shared memory: KeySmem. Barriers: the block's twice a step: when Q and dO are in, and
 // when dS is, from where on dO may be overwritten; and between them those of a pair, when half of P
-// is in, and when the first half has been read. Without dQ another of the block's, when dO is in.
+// is in, and when the first half has been read. Without dQ two more of the block's, when dO is in:
+// where warps wait that make dK, and those that make dV.
 
 #include "cuda/backward/wmma/dq_sum.cuh"
 #include "cuda/backward/wmma/key_walk.cuh"
@@ -45,7 +46,7 @@ struct KeyBlock {
   static constexpr int kHalf = kKeyTiles * kGroups / 2;
   // Barriers of pairs: P is in its place, and has been read.
   static constexpr int kFullBarrier = 1, kFreeBarrier = 1 + kPairs;
-  static constexpr int kDoutBarrier = 1 + 2 * kPairs;  // the block's
+  static constexpr int kDoutBarrier = 1 + 2 * kPairs;  // two: of warps that make dK, and dV
   using Scores = float[kKeyTiles][kGroups][4];
   using Operand = std::uint32_t[kKeyTiles][kBlockM / 16][4];
 
@@ -274,12 +275,12 @@ struct KeyBlock {
                                   pair * 16 * kKeyTiles * kRowBytes +
                                   tile::mma::lane_offset_down<kHeadDim>(lane);
     const bool late_dout = !shape.dq_sum;
-    if (late_dout && makes_dk) wait_for_dout();
+    if (late_dout && makes_dk) wait_for_dout(true);
     Scores x;
     tile::mma::multiply_qk<T, kHeadDim, 0, kBlockM>(
         x, (makes_dk ? dout : q) + tile::mma::lane_offset_across<kHeadDim>(lane),
         [&](std::uint32_t (&a)[kKeyTiles][4], int d) { tile::mma::load_q<kHeadDim>(a, keys, d); });
-    if (late_dout && !makes_dk) wait_for_dout();
+    if (late_dout && !makes_dk) wait_for_dout(false);
     Operand a;
     if (makes_dk) {
       gradients(step, x, a);
@@ -291,10 +292,12 @@ struct KeyBlock {
   }
 
   // Where no dQ is made between the barrier that frees dO and the next step, dO comes later than Q:
-  // warps that begin with Q need not wait.
-  __device__ __forceinline__ void wait_for_dout() const {
+  // warps that begin with Q need not wait. Either half of the warps waits at a barrier of its own,
+  // by one instruction, and says at the other's that its part of dO is in.
+  __device__ __forceinline__ void wait_for_dout(bool dk) const {
     ptx::cp_async_wait<1>();  // not for the next step's Q
-    ptx::barrier_sync(kDoutBarrier, kNumThreads);
+    ptx::barrier_arrive(kDoutBarrier + (dk ? 1 : 0), kNumThreads);
+    ptx::barrier_sync(kDoutBarrier + (dk ? 0 : 1), kNumThreads);
   }
 
   // Adds dS K of a step to dQ: a warp one part.
