@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "core/plan/plan.h"
+#include "cuda/forward/sm90/head_order.h"
 #include "cuda/forward/sm90/traits.h"
 #include "plan_problems.h"
 
@@ -334,6 +335,42 @@ void order_of_heads() {
   CHECK(!core::make_plan(p, h200, {}).all_heads_together);
 }
 
+// Where it does not, as many as leave room in it; few in persistent blocks.
+void groups_of_heads() {
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 8, p.num_heads = p.num_heads_kv = 32, p.causal = Causal::kBottomRight;
+  const struct {
+    std::int64_t seqlen, heads_kv, together;
+  } cases[] = {{1024, 32, 64}, {2048, 32, 32},  {4096, 32, 16}, {8192, 32, 8},  {65536, 32, 8},
+               {4096, 8, 64},  {1 << 20, 1, 8}, {600, 32, 256}, {2048, 4, 256}, {3000, 32, 16}};
+  for (const auto& c : cases) {
+    p.seqlen_q = p.seqlen_k = c.seqlen, p.num_heads_kv = c.heads_kv;
+    CHECK_EQ(sm90::heads_together(p, 128, false), c.together);
+  }
+  p.seqlen_q = p.seqlen_k = 2048, p.num_heads_kv = 32;
+  CHECK_EQ(sm90::heads_together(p, 192, true), 8);
+  CHECK_EQ(sm90::heads_together(p, 256, true), 4);
+  p.softcap = 30.0;
+  CHECK_EQ(sm90::heads_together(p, 256, false), 8);
+  CHECK_EQ(sm90::heads_together(p, 256, true), 8);
+  p.softcap = 0.0;
+  // There persistent blocks serve walks of 2048 keys too.
+  CHECK_EQ(core::make_plan(p, h200, force("sm90")).grid, 132);
+  p.seqlen_q = p.seqlen_k = 1536;
+  CHECK_EQ(core::make_plan(p, h200, force("sm90")).grid, 8 * 32 * 6);
+  p.causal = Causal::kNone;
+  CHECK_EQ(sm90::heads_together(p, 256, false), 8);
+  // Full groups, then the heads that are left; a group is never larger than there are heads.
+  const HeadGroups groups = make_head_groups(70, 32);
+  CHECK_EQ(groups.together.divisor(), 32u);
+  CHECK_EQ(groups.in_groups, 64u);
+  CHECK_EQ(groups.left.divisor(), 6u);
+  const HeadGroups all = make_head_groups(5, 8);
+  CHECK_EQ(all.together.divisor(), 5u);
+  CHECK_EQ(all.in_groups, 5u);
+  CHECK_EQ(make_head_groups(0, 8).together.divisor(), 1u);
+}
+
 // Plain scores may take blocks of fewer rows, for grids of few or of uneven blocks.
 void short_blocks() {
   const auto of = [](const char* variant) {
@@ -477,6 +514,7 @@ int main() {
   choice_by_time();
   short_blocks();
   order_of_heads();
+  groups_of_heads();
   batch_invariance();
   varlen();
   return test::summary();

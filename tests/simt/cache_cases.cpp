@@ -158,6 +158,8 @@ std::vector<CachedCase> many_query_cases(bool any_rows) {
        {{200, 90, 170, 2}, 32}},
       {with(varlen_queries({1, 260, 128, kCausal, 2, 1}, {60, 1}), window(70, -1)),
        {{260, 30}, 0, {1, 0}}},
+      // More than eight heads, of several row blocks each.
+      {{260, 70, 64, kCausal, 9, 3}, {{70}, 16}},
       // Row maxima that outgrow those before them.
       {with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0; }), {{600}, 16}},
   };

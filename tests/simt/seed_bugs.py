@@ -273,6 +273,12 @@ SEED_BUGS = (
         "first-head",
         "const unsigned first_head = head / kHeadsTogether * kHeadsTogether;",
     ),
+    SeedBug(
+        "heads that are left walked as a full group",
+        SM90,
+        "heads-of-group",
+        "const Divider& heads = groups.together;",
+    ),
     # Two consumers that share rows.
     SeedBug(
         "sums of one group of keys lost",

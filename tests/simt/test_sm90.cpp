@@ -22,6 +22,8 @@ using dlattn::sm90::Variant;
 dlattn::sm90::KernelArgs kernel_args(const dlattn::AttentionParams& params, int tile,
                                      Variant variant) {
   const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile, variant);
+  // So few heads together that some cases have full groups and others heads that are left.
+  const std::int64_t heads = params.num_heads * params.batch_size;
   return {simt::encode(boxes.q),
           simt::encode(boxes.k),
           simt::encode(boxes.v),
@@ -31,7 +33,8 @@ dlattn::sm90::KernelArgs kernel_args(const dlattn::AttentionParams& params, int 
           simt::encode(boxes.bias),
           simt::encode(boxes.mask),
           boxes.k_page_rows,
-          boxes.v_page_rows};
+          boxes.v_page_rows,
+          dlattn::make_head_groups(heads, 4)};
 }
 
 template <typename T, bool kShort = false>

@@ -64,8 +64,8 @@ struct Launch {
   int variant = 0;                // which tile shape, or kernel for score modifications
   const char* variant_name = "";  // its name; may be ""
   int packed_heads = 1;           // query heads of a KV head that are rows of the same tiles
-  // Under causality: whether row blocks are worked off longest first over all heads at once, or 8
-  // heads at a time, whose keys are in L2 then.
+  // Under causality: whether row blocks are worked off longest first over all heads at once, or a
+  // few heads at a time, whose keys are in L2 then.
   bool all_heads_together = false;
   int block_m = 0;              // query rows per tile
   int block_n = 0;              // keys per tile

@@ -10,6 +10,7 @@
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/tile/head_groups.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/wgmma/mask.cuh"
 
@@ -91,7 +92,7 @@ __device__ __forceinline__ void produce_bias_mask(
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);
     if (index >= scheduler.count) break;
-    const tile::WorkTile work = scheduler.tile(index);
+    const tile::WorkTile work = tile::scheduled_tile(shape, args.heads, index);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
     const tile::Range tiles = tile::wgmma::visible_tiles(mask, first_row, last_row, kBiasMaskKeys);

@@ -6,6 +6,7 @@
 #include "cuda/forward/sm90/score.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
+#include "cuda/tile/head_groups.cuh"
 #include "cuda/tile/wgmma/key_walk.cuh"
 #include "cuda/tile/wgmma/mask.cuh"
 #include "cuda/tile/wgmma/work_tile.cuh"
@@ -48,7 +49,8 @@ struct Consumer {
         work = tile::wgmma::received_tile(shared, query_use);
         if (work.seqlen_q == 0) break;
       } else {
-        work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
+        work = tile::fixed_lengths(
+            params, tile::scheduled_tile(shape, args.heads, scheduler.index(query_use)));
       }
       const TileWalk walk = walk_of(work);
       TileScoreMod score_mod(params, shape, args.score, work, scale, bias_mask);

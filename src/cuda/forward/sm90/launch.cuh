@@ -2,6 +2,7 @@
 
 #include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/cached_kernel.cuh"
+#include "cuda/forward/sm90/head_order.h"
 #include "cuda/forward/sm90/kernel.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"
@@ -23,16 +24,18 @@ template <DType dtype, int kHeadDim, int kHeadDimV, Variant kVariant, Keys kKeys
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90");
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim, kVariant);
+  const std::int64_t tiles = num_work_tiles(params, kHeadDim, kVariant);
   const KernelArgs args = {cuda::encode_tensor_map(device, boxes.q, dtype),
                            cuda::encode_tensor_map(device, boxes.k, dtype),
                            cuda::encode_tensor_map(device, boxes.v, dtype),
                            cuda::encode_tensor_map(device, boxes.out, dtype),
-                           static_cast<unsigned>(num_work_tiles(params, kHeadDim, kVariant)),
+                           static_cast<unsigned>(tiles),
                            score_params(params, kHeadDim),
                            cuda::encode_tensor_map(device, boxes.bias, dtype),
                            cuda::encode_tensor_map(device, boxes.mask, dtype),
                            boxes.k_page_rows,
-                           boxes.v_page_rows};
+                           boxes.v_page_rows,
+                           head_groups(params, plan.block_m, plan.grid < tiles)};
   constexpr int kMostSmem = kVariant == Variant::kLoaded ? kMaxSmem : 0;
   constexpr auto kKernel = kernel_of<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kKeys>();
   cuda::launch_kernel<kKernel, kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes,

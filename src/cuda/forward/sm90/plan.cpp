@@ -12,6 +12,7 @@
 #include "core/problem/positions.h"
 #include "core/util/concat.h"
 #include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/head_order.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/plan/cost.h"
 #include "cuda/plan/persistent_grid.h"
@@ -158,17 +159,6 @@ bool is_shortest_walk(const AttentionParams& p, const TileShape& shape) {
          cuda::longest_walk(p, block_m(shape)) <= kKeys;
 }
 
-// Whether all heads are walked together: where their keys fit L2 beside each other, the longest
-// walks then begin first of all, and those of few rounds end together.
-bool walks_all_heads_together(const AttentionParams& p) {
-  constexpr std::int64_t kMostBytes = 40'000'000;
-  if (p.causal == Causal::kNone || p.cu_seqlens_q) return false;
-  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * size_of(p.k.dtype);
-  const std::int64_t heads = p.batch_size * p.num_heads_kv;
-  return heads <= kMostBytes / key_bytes && p.seqlen_k <= kMostBytes / key_bytes &&
-         heads * p.seqlen_k <= kMostBytes / key_bytes;
-}
-
 // By what part of how far the longest walk exceeds the mean the last SM ends later; the same fit.
 double tail(const AttentionParams& p, int head_dim_tile, Variant variant) {
   if (score_mod_of(p) != ScoreMod::kNone) return head_dim_tile <= 64 ? 0.8 : 0.25;
@@ -197,10 +187,13 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
   } else if (is_shortest_walk(p, shape)) {
     s.first += 500.0, s.next *= 0.45;
   }
+  // The more heads are walked together, the shorter are the walks that the grid ends with.
   constexpr double kEven = 0.1;
   const double uneven = tail(p, head_dim_tile, variant);
-  return cost::one_block_per_sm_ns(p, walk, device, s, per_key,
-                                   walks_all_heads_together(p) ? std::min(kEven, uneven) : uneven);
+  const double groups =
+      static_cast<double>(heads_together(p, block_m(shape), persistent)) / kHeadsTogether;
+  const double even = walks_all_heads_together(p) ? kEven : std::max(kEven, uneven / groups);
+  return cost::one_block_per_sm_ns(p, walk, device, s, per_key, std::min(even, uneven));
 }
 
 // Thread blocks for a problem.
@@ -212,8 +205,14 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
   if (shape.query_stages == 1 && score_mod_of(params) != ScoreMod::kNone) return tiles;
   if (is_shortest_walk(params, shape) && tiles <= core::kMaxGrid)
     return std::min<std::int64_t>(tiles, device.num_sms);
-  return cuda::num_blocks(params, device, tiles, block_m(shape),
-                          shape.query_stages > 1 ? 1024 : 512);
+  const int rows = block_m(shape);
+  std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
+  // With eight row blocks a head shares are even under causality (heads_together()).
+  const bool even = params.causal != Causal::kNone && params.window_left < 0 &&
+                    !params.cu_seqlens_q && !is_cache(params) &&
+                    (params.seqlen_q + rows - 1) / rows == 8;
+  if (even && variant == Variant::kTall && head_dim_tile <= 64) few_keys = 2048;
+  return cuda::num_blocks(params, device, tiles, rows, few_keys);
 }
 
 // Names what short blocks lack for a problem or its options; null if they serve it.

@@ -2,6 +2,7 @@
 
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/tile/box_source.cuh"
+#include "cuda/tile/head_groups.cuh"
 #include "cuda/tile/wgmma/mask.cuh"
 #include "cuda/tile/wgmma/work_tile.cuh"
 
@@ -35,7 +36,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
       if (work.seqlen_q == 0) continue;
       tile::wgmma::hand_over(shared, query_use, work);
     } else {
-      work = tile::fixed_lengths(params, scheduler.tile(index));
+      work = tile::fixed_lengths(params, tile::scheduled_tile(shape, args.heads, index));
     }
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     const int m0 = work.m_block * kBlockM;

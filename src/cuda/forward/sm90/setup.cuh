@@ -3,6 +3,7 @@
 #include "cuda/forward/sm90/ping_pong.cuh"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
+#include "cuda/plan/head_groups.h"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
@@ -22,6 +23,7 @@ struct KernelArgs {
   ScoreParams score;
   ptx::TensorMap bias, mask;     // one box: a consumer's tile, of fp32 half of one
   int k_page_rows, v_page_rows;  // from one page of a cache to the next (plan/tensor_box.h)
+  HeadGroups heads;              // of problems of fixed lengths without a cache
 };
 
 template <int kHeadDim, int kHeadDimV, Variant kVariant>
