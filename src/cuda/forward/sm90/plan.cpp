@@ -141,7 +141,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, Variant variant) {
   }
   if (variant == Variant::kShort) {
     if (head_dim_tile <= 64) return {3800, 4370, 7.05, 4.8};
-    return head_dim_tile <= 96 ? Speed{4050, 4950, 8.7, 8.2} : Speed{4200, 4720, 10.4, 7.9};
+    return head_dim_tile <= 96 ? Speed{4050, 4950, 8.7, 8.2} : Speed{4200, 4650, 10.4, 7.9};
   }
   if (head_dim_tile <= 64) return {3700, 4340, 13.0, 8.5};
   if (head_dim_tile <= 96) return {4100, 5050, 14.0, 8.5};
