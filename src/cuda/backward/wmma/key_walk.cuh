@@ -25,7 +25,6 @@ struct KeyWalk {
   int n0;  // the block's first key
   SequenceOf seq;
   int begin, end;          // tiles of queries
-  tile::Range visible;     // those of which every query sees all keys of the block
   int start;               // the one that each head begins with
   std::int64_t first_row;  // of head 0 in lse and delta
 
@@ -48,10 +47,6 @@ struct KeyWalk {
     const bool none = last < n0 || end_query <= first_query;
     begin = none ? 0 : first_query / kBlockM;
     end = none ? 0 : (end_query + kBlockM - 1) / kBlockM;
-    // A last tile of fewer queries counts as a whole one.
-    const int see_all = n0 + block_n <= seq.seqlen_k ? mask.column(n0).end : 0;
-    visible = {(max(mask.column(last).begin, 0) + kBlockM - 1) / kBlockM,
-               see_all >= seq.seqlen_q ? end : max(see_all, 0) / kBlockM};
     // Blocks that add to dQ begin apart from each other, so that few add to the same rows at a
     // time. Under causality they do anyway.
     start = begin;
@@ -76,20 +71,22 @@ struct KeyWalk {
   }
   // Whether all queries of a step that exist see all keys of the block by position.
   __device__ __forceinline__ bool all_visible(const QueryStep& step) const {
-    return tile::contains(visible, step.m);
+    const int m0 = step.m * kBlockM;
+    const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+    return tile::contains_all(mask.every_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1), n0, block_n);
   }
 
-  // The slots of a head's slope, one for each warp.
+  // The slots of a head's slope, one for each pair of warps.
   __device__ __forceinline__ float* slope_part(int group_head) const {
     const std::int64_t num_heads = std::int64_t{shape.num_heads.divisor()} * group();
     const std::int64_t head = batch * num_heads + head_kv * group() + group_head;
-    return shape.slope_parts + (head * num_blocks + block) * kNumWarps;
+    return shape.slope_parts + (head * num_blocks + block) * kPairs;
   }
   // By a block that has no steps.
   __device__ __forceinline__ void clear_slope_parts() const {
     if (!shape.slope_parts) return;
-    for (int i = static_cast<int>(threadIdx.x); i < group() * kNumWarps; i += kNumThreads)
-      slope_part(i / kNumWarps)[i % kNumWarps] = 0.0f;
+    for (int i = static_cast<int>(threadIdx.x); i < group() * kPairs; i += kNumThreads)
+      slope_part(i / kPairs)[i % kPairs] = 0.0f;
   }
 };
 

@@ -90,7 +90,7 @@ inline std::int64_t dq_sum_size(const AttentionParams& p, int head_dim_tile) {
   return entries * p.num_heads * parts_per_head(p) * (head_dim_tile / kPartColumns) * kPartSize;
 }
 inline std::int64_t slope_parts_per_head(const AttentionParams& p, int head_dim_tile) {
-  return num_row_blocks(p.seqlen_k, key_tile(head_dim_tile).block_n) * kNumWarps;
+  return num_row_blocks(p.seqlen_k, key_tile(head_dim_tile).block_n) * kPairs;
 }
 
 // The widest stores to dq, dk and dv: 16 bytes, or of single numbers.

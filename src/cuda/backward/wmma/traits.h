@@ -13,71 +13,48 @@ constexpr int kNumWarps = 8;
 constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kElementBytes = 2;
 
-// The kernel that walks queries for a block of keys (keys.cuh).
+// The kernel that walks queries for a block of keys (keys.cuh). Pairs of warps share `pair_keys`
+// keys.
 struct KeyTile {
   int block_n;  // keys per block
   int block_m;  // queries per step
 };
+constexpr int kPairs = kNumWarps / 2;
 
 constexpr KeyTile key_tile(int head_dim_tile) {
   if (head_dim_tile <= 64) return {128, 64};
   if (head_dim_tile <= 128) return {128, 32};
-  return {64, 32};
+  return {64, 16};
+}
+constexpr int pair_keys(int head_dim_tile) {
+  return key_tile(head_dim_tile).block_n / kPairs;
 }
 
-// How many warps share 16 keys: two where one has too few registers for the accumulators of both
-// gradients. Each then has half of the queries of a step, and half of the gradients' columns.
-constexpr int key_sharers(int head_dim_tile) {
-  return head_dim_tile <= 128 ? 1 : 2;
-}
-constexpr int key_groups(int head_dim_tile) {
-  return kNumWarps / key_sharers(head_dim_tile);
-}
-
-// The last columns of V that a warp has no registers for.
-constexpr int v_rest_columns(int head_dim_tile) {
-  return head_dim_tile <= 128 ? 0 : 64;
-}
-
-// Byte offsets into dynamic shared memory. Rows of K, V, Q and dO are tile::SwizzledRows. V goes to
-// registers first, so that it shares its place with others.
+// Byte offsets into dynamic shared memory. Rows of K, V, Q and dO are tile::SwizzledRows.
 struct KeySmem {
-  int k, v;        // [block_n] rows
-  int q, dout;     // [block_m] rows
-  int q_stage;     // from a stage of Q to the next, in bytes, and so on
-  int dout_stage;  // 0: there is one stage
-  int ds;          // [block_n] keys by [block_m] queries, in 16 bits
-  int ds_stage;
-  int p;           // as ds, of warps that share keys
-  int v_rest;      // [block_n] rows of the columns of V that do not go to registers
-  int lse, delta;  // [2][block_m] floats
+  int k, v;   // [block_n] rows
+  int q;      // [2][block_m] rows
+  int dout;   // [block_m] rows
+  int ds;     // [block_n] keys by [block_m] queries, in 16 bits
+  int p;      // half of P in fp32, over ds where two keys do not share a row of it
+  int lse;    // [2][block_m] floats
+  int delta;  // [block_m] floats
   int total;
 };
 
 constexpr KeySmem key_smem(int head_dim_tile) {
   const KeyTile tile = key_tile(head_dim_tile);
   const int row = head_dim_tile * kElementBytes;
-  const int keys = tile.block_n * row, queries = tile.block_m * row;
-  const int scores = tile.block_n * tile.block_m * kElementBytes;
   KeySmem map{};
-  map.q = map.k + keys;
-  map.dout = map.q + queries;
-  map.q_stage = 2 * queries;
-  if (key_sharers(head_dim_tile) == 1) {  // Q, dO, V or the second stages of all
-    map.dout_stage = 2 * queries;
-    map.v = map.q + map.q_stage;
-    map.ds = map.v + 2 * queries;
-    map.ds_stage = scores;
-    map.lse = map.ds + 2 * scores;
-  } else {  // Q, V or dO and the second stage of Q
-    map.v = map.dout;
-    map.p = map.q + 3 * queries;
-    map.ds = map.p + scores;
-    map.v_rest = map.ds + scores;
-    map.lse = map.v_rest + tile.block_n * v_rest_columns(head_dim_tile) * kElementBytes;
-  }
+  map.v = map.k + tile.block_n * row;
+  map.q = map.v + tile.block_n * row;
+  map.dout = map.q + 2 * tile.block_m * row;
+  map.ds = map.dout + tile.block_m * row;
+  const int scores = tile.block_n * tile.block_m * kElementBytes;
+  map.p = tile.block_m < 32 ? map.ds + scores : map.ds;
+  map.lse = map.p + scores;
   map.delta = map.lse + 2 * tile.block_m * 4;
-  map.total = map.delta + 2 * tile.block_m * 4;
+  map.total = map.delta + tile.block_m * 4;
   return map;
 }
 
@@ -137,10 +114,5 @@ constexpr int kMostSmem = 99 * 1024;
 static_assert(key_smem(64).total <= kMostSmem && query_smem(64).total <= kMostSmem);
 static_assert(key_smem(128).total <= kMostSmem && query_smem(128).total <= kMostSmem);
 static_assert(key_smem(256).total <= kMostSmem && query_smem(256).total <= kMostSmem);
-constexpr bool has_room_for_v(int head_dim_tile) {
-  const KeySmem map = key_smem(head_dim_tile);
-  return map.v + key_tile(head_dim_tile).block_n * head_dim_tile * kElementBytes <= map.lse;
-}
-static_assert(has_room_for_v(64) && has_room_for_v(128) && has_room_for_v(256));
 
 }  // namespace dlattn::backward_wmma
