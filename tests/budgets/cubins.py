@@ -40,7 +40,6 @@ _BACKWARD = {
         "score_mod",
         "score_mod_softcap",
         "pair",
-        "late",
         "convert",
     ),
     "wmma": ("keys", "queries", "convert", "bias"),
@@ -50,7 +49,6 @@ _BACKWARD_SOME_TILES = {
     ("sm90", "plain"): (64, 128),
     ("sm90", "score_mod_softcap"): (64, 256),
     ("sm90", "pair"): (256,),
-    ("sm90", "late"): (64, 128),
 }
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
