@@ -61,20 +61,19 @@ Plan plan_to_keep(const AttentionParams& params, const DeviceInfo& device, const
 
 // Checks a call and makes its plan.
 Plan plan_of_checked_call(const AttentionParams& params, const Options& options) {
-  const bool kept = is_plan_kept(params, options);
-  PlanKey key;
-  if (kept) {
-    key = PlanKey(params, options);
-    if (const Plan* const plan = recent_plan(key)) {
-      check_call_memory(params);  // all else was checked for that plan
-      return *plan;
-    }
+  if (!is_plan_kept(params, options)) {
+    validate(params);
+    validate(options);
+    return plan_of_call(params, device_info(params.device), options);
+  }
+  const PlanKey key(params, options);
+  if (const Plan* const plan = recent_plan(key)) {
+    check_call_memory(params);  // all else was checked for that plan
+    return *plan;
   }
   validate(params);
   validate(options);
-  const DeviceInfo& device = device_info(params.device);
-  if (!kept) return plan_of_call(params, device, options);
-  const Plan plan = plan_to_keep(params, device, options);
+  const Plan plan = plan_to_keep(params, device_info(params.device), options);
   keep_plan(key, plan);
   return plan;
 }
