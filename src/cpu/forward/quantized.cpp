@@ -114,16 +114,20 @@ void finish(const AttentionParams& p, const QuantizedView& view, std::int64_t se
     if (sink != -kInfinity) {
       weight = 1.0 / (1.0 + std::exp(sink - row_lse));
       const double largest = std::fmax(sink, row_lse);
-      if (largest != kInfinity && sink == sink && row_lse == row_lse) {
-        row_lse = largest + std::log(std::exp(sink - largest) + std::exp(row_lse - largest));
+      if (sink != sink || row_lse != row_lse) {
+        row_lse += sink;
+      } else if (largest == kInfinity) {
+        row_lse = kInfinity;  // of a row that sees nothing too
       } else {
-        row_lse = sink == sink ? row_lse + sink : sink;
+        row_lse = largest + std::log(std::exp(sink - largest) + std::exp(row_lse - largest));
       }
     }
     const std::int64_t at = rows.batch * p.out.batch_stride + (rows.begin + i) * p.out.row_stride +
                             head * p.out.head_stride;
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-      const float x = static_cast<float>(out[i * p.head_dim_v + c] * weight);
+      const double own = out[i * p.head_dim_v + c];
+      // A sink that leaves nothing of the row leaves nothing of a NaN in v.
+      const float x = weight == 0.0 ? 0.0f : static_cast<float>(own * weight);
       if (p.out.dtype == DType::kFloat16)
         store<Half>(p.out.data, at + c, x);
       else

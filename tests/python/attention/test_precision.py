@@ -197,6 +197,16 @@ def test_sinks_at_the_extremes(precision: str) -> None:
     np.testing.assert_array_equal(out[:, :, 1], plain[:, :, 1])
     assert np.isnan(out[:, :, 2]).all() and np.isnan(lse[:, 2]).all()
     assert (out[:, :, 3] == 0).all() and (lse[:, 3] == np.float32(3e38)).all()
+    # Beside a value that is NaN, and of rows that see nothing.
+    v[:, 0] = np.nan
+    out, _ = dlattn.attention(q, k, v, sinks=sinks, precision=precision, return_lse=True)
+    assert (out[:, :, 0] == 0).all() and np.isnan(out[:, :, 1]).all()
+    mask = np.zeros((1, 1), bool)
+    out, lse = dlattn.attention(
+        q, k, v, sinks=sinks, mask=mask, precision=precision, return_lse=True
+    )
+    np.testing.assert_array_equal(lse[:, :, 0], np.broadcast_to(sinks, lse.shape[:2]))
+    assert (out[:, :, [0, 1, 3]] == 0).all()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
