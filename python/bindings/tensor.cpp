@@ -160,14 +160,17 @@ void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::
   if (ndim < 0 || ndim > kMaxDims) {
     unsupported(tensor->name, " has ", ndim, " dimensions; accepted: at most ", kMaxDims);
   }
-  if (ndim > 0 && !shape) wrong_type(tensor->name, ": its exporter gave no shape");
+  if (ndim > 0 && !shape) {
+    wrong_type(tensor->name, ": its exporter gave no shape of its ", ndim,
+               " dimensions; accepted: an array of their sizes");
+  }
   tensor->ndim = ndim;
   std::int64_t elements = 1;
   for (int i = 0; i < ndim; ++i) {
     tensor->shape[i] = shape[i];
     if (shape[i] < 0 || __builtin_mul_overflow(elements, shape[i], &elements)) {
-      wrong_type(tensor->name, ": its exporter gave the impossible shape ",
-                 shape_text(shape, ndim));
+      wrong_type(tensor->name, ": its exporter gave the impossible shape ", shape_text(shape, ndim),
+                 "; accepted: sizes from 0 on, of fewer than 2^63 elements");
     }
   }
   if (elements == 0 || !strides) {
@@ -190,7 +193,6 @@ std::string shape_text(const std::int64_t* shape, int ndim) {
 }
 
 std::string dtype_text(dlpack::DLDataType dtype) {
-  if (dtype.code == dlpack::kBool) return "bool";
   const char* kind = nullptr;
   switch (dtype.code) {
     case dlpack::kInt:
@@ -211,12 +213,20 @@ std::string dtype_text(dlpack::DLDataType dtype) {
     default:
       break;
   }
+  std::string text = concat("DLPack type code ", int{dtype.code});
+  int bits = 0;  // which the name tells
   const std::size_t small = dtype.code - std::size_t{dlpack::kFloat8E3m4};
-  std::string text =
-      kind ? kind + std::to_string(dtype.bits)
-      : small < std::size(kSmallFloats)
-          ? kSmallFloats[small]
-          : concat("DLPack type code ", int{dtype.code}, " of ", int{dtype.bits}, " bits");
+  if (kind) {
+    bits = dtype.bits;
+    text = kind + std::to_string(bits);
+  } else if (dtype.code == dlpack::kBool) {
+    bits = 8;
+    text = "bool";
+  } else if (small < std::size(kSmallFloats)) {
+    text = kSmallFloats[small];
+    bits = text[std::strlen("float")] - '0';
+  }
+  if (dtype.bits != bits) text += concat(" of ", int{dtype.bits}, " bits");
   if (dtype.lanes != 1) text += " x " + std::to_string(dtype.lanes);
   return text;
 }

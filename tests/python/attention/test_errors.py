@@ -179,6 +179,22 @@ WRONG = {
     "mask uint8": Wrong(
         {"mask": np.ones((5, 7), np.uint8)}, ("mask: dtype is uint8", "accepted: bool")
     ),
+    "mask of bits": Wrong(
+        {"mask": lambda: Exporter(np.ones((5, 7), bool), dtype=(6, 1, 1))},
+        ("mask: dtype is bool of 1 bits; accepted: bool",),
+    ),
+    "mask of pairs": Wrong(
+        {"mask": lambda: Exporter(np.ones((5, 7), bool), dtype=(6, 8, 2))},
+        ("mask: dtype is bool x 2; accepted: bool",),
+    ),
+    "float8 of 16 bits": Wrong(
+        {"q": lambda: Exporter(Q, dtype=(10, 16, 1))},
+        ("q: dtype is float8_e4m3fn of 16 bits", "accepted"),
+    ),
+    "type that nobody knows": Wrong(
+        {"q": lambda: Exporter(Q, dtype=(99, 32, 1))},
+        ("q: dtype is DLPack type code 99 of 32 bits", "accepted"),
+    ),
     "alibi_slopes float64": Wrong(
         {"alibi_slopes": np.ones(4)}, ("alibi_slopes: dtype is float64", "accepted: float32")
     ),
@@ -225,7 +241,7 @@ WRONG = {
         {"sinks": normal(5)}, ("sinks: shape is (5,)", "accepted: (4,)")
     ),
     "impossible shape": Wrong(
-        {"q": lambda: Exporter(Q, shape=(2, -5, 4, 8))}, ("q", "(2, -5, 4, 8)"), TypeError
+        {"q": lambda: Exporter(Q, shape=(2, -5, 4, 8))}, ("q", "(2, -5, 4, 8); accepted"), TypeError
     ),
     "shape beyond 64 bits": Wrong(
         {"q": lambda: Exporter(Q, shape=(2**40, 2**40, 4, 8))}, ("q", "impossible shape"), TypeError
