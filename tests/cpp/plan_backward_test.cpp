@@ -209,6 +209,32 @@ void pairs_of_wide_heads() {
   }
 }
 
+// Kernels on tensor cores multiply products by softmax_scale / softcap, which fp32 must hold.
+void softcap_beyond_fp32() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  BackwardParams b = backward_problem();
+  AttentionParams& p = b.forward;
+  want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+  const struct {
+    double scale, softcap;
+  } beyond[] = {{1e10, 1e-29}, {1e-30, 1e30}};
+  for (const auto& x : beyond) {
+    p.softmax_scale = x.scale, p.softcap = x.softcap;
+    CHECK(plan(b, h200, Options()).kernel == "scalar");
+    for (const std::string kernel : {"wmma", "sm90"}) {
+      std::string text;
+      try {
+        plan(b, h200, force(kernel));
+      } catch (const UnsupportedError& error) {
+        text = error.what();
+      }
+      CHECK_FOR(text.find(kernel + ": softmax_scale / softcap is ") != std::string::npos, text);
+    }
+  }
+  p.softmax_scale = 1e-10, p.softcap = 1e20;
+  CHECK(plan(b, h200, Options()).kernel != "scalar");
+}
+
 // Registers do not suffice for both with head_dim 128.
 void score_mod_with_softcap_by_head_dim() {
   const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
@@ -316,6 +342,7 @@ void score_mod_on_hopper() {
 int main() {
   score_mod_on_hopper();
   pairs_of_wide_heads();
+  softcap_beyond_fp32();
   score_mod_with_softcap_by_head_dim();
   deterministic_on_hopper();
   what_is_wanted_is_launched();

@@ -2,14 +2,25 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
+#include "core/util/concat.h"
 #include "cuda/delta/row_blocks/traits.h"
 #include "cuda/plan/backward_workspace.h"
 #include "cuda/reduce/partial_sums/traits.h"
 #include "dlattn/plan.h"
 
-// The launches that families of `backward` list beside their own.
+// The launches that families of `backward` list beside their own, and what several of them refuse.
 namespace dlattn {
+
+// Families on tensor cores make tanh's argument of a product q.k by one factor, which must be a
+// normal number of fp32. Names what is wrong with it; empty: nothing.
+inline std::string softcap_refusal(const AttentionParams& p) {
+  constexpr double kLeast = 0x1p-120, kMost = 0x1p120;
+  const double factor = p.softcap != 0.0 ? p.softmax_scale / p.softcap : 1.0;
+  if (factor >= kLeast && factor <= kMost) return {};
+  return core::concat("softmax_scale / softcap is ", factor, "; accepted: ", kLeast, " to ", kMost);
+}
 
 // Adds the launch that prepares lse and delta. The plan's workspace_bytes and cleared_bytes are
 // set.

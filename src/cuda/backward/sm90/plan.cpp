@@ -115,6 +115,8 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   const bool softcap = p.softcap != 0.0;
   const std::string feature = missing_feature(b, tile);
   if (!feature.empty()) return refuse(why, "has no ", feature);
+  const std::string softcap_reason = softcap_refusal(p);
+  if (!softcap_reason.empty()) return refuse(why, softcap_reason);
   if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
   if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data && !b.dalibi_slopes.data)
     return refuse(why, "computes dq, dk, dv and dalibi_slopes, of which none is wanted");

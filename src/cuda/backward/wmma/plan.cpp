@@ -40,7 +40,7 @@ std::string refusal(const BackwardParams& b) {
     return concat("rows of dout are aligned to ", dout_bytes, " bytes; accepted: 16");
   if (p.softcap != 0.0 && b.dalibi_slopes.data)
     return "does not implement dalibi_slopes with softcap";
-  return {};
+  return softcap_refusal(p);
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,
