@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import dlattn.torch  # noqa: E402
@@ -42,6 +41,9 @@ def cache(paged: bool) -> tuple[Any, ...]:
 @pytest.fixture
 def graphs() -> Iterator[Any]:
     """The counter of compiled graphs."""
+    # Not at the top: it takes seconds, and each worker imports all files.
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     yield CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
