@@ -170,7 +170,11 @@ void add_gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t, 
       delta +=
           dout[d] * static_cast<Real>(static_cast<float>(t.forward.out.at(at, row0 + i, h, d)));
     }
-    if (p.sink) add(kDsinks, 0, h, 0, 0, -std::exp(static_cast<Real>(*p.sink) - lse) * delta);
+    if (lse == -INFINITY) continue;  // the row sees nothing
+    if (p.sink) {
+      const auto sink = static_cast<Real>(*p.sink);
+      add(kDsinks, 0, h, 0, 0, (sink >= lse ? Real(-1) : -std::exp(sink - lse)) * delta);
+    }
     const auto visible = p.positions.row(i);
     for (int j = 0; j < p.seqlen_k; ++j) {
       const std::size_t pair = static_cast<std::size_t>(i) * p.seqlen_k + j;

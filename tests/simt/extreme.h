@@ -22,7 +22,7 @@ struct Extreme {
 
   Where where = Where::kNowhere;
   int count = 0;
-  double bias = 0.0;   // added to the bias there; no lower or higher than its dtype's ends
+  double bias = 0.0;   // added to the bias there; -inf, or else up to its dtype's ends
   double equal = 0.0;  // q and k, all of them; 0: as drawn
   std::optional<double> slope, sink, scale;
   bool one_key = false;  // one key of each row outweighs the others: out is its value, exactly
@@ -70,7 +70,10 @@ void add_extreme_bias(const Case& c, const T& bias) {
         for (int j = 0; j < c.seqlen_k; ++j) {
           if (!e.holds(i, j, c.rows_q(b), c.rows_k(b))) continue;
           Element& x = bias.at(b, h, i, j);
-          const double sum = std::fmax(std::fmin(static_cast<float>(x) + e.bias, most), -most);
+          const double sum =
+              e.bias == -INFINITY
+                  ? e.bias
+                  : std::fmax(std::fmin(static_cast<float>(x) + e.bias, most), -most);
           x = static_cast<Element>(static_cast<float>(sum));
         }
       }

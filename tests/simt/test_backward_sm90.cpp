@@ -263,6 +263,15 @@ std::vector<Case> score_mod_cases(int head_dim) {
       c.extreme.emplace().where = where, c.extreme->bias = -3.4028235e38;
     });
   }
+  // The same that a bias hides, beside sinks that are none and that leave nothing of a row.
+  for (const double sink : {-INFINITY, INFINITY}) {
+    with([=](Case& c) {
+      c.bias = simt::Bias::kOwnDType, c.sinks = true, c.seqlen_q = 70;
+      c.extreme.emplace().where =
+          sink < 0 ? simt::Extreme::Where::kOddRows : simt::Extreme::Where::kTile;
+      c.extreme->bias = -INFINITY, c.extreme->sink = sink;
+    });
+  }
   const Case varlen =
       simt::with(simt::varlen(base, {9, 70, 0, 133}, {133, 90, 20, 300}), [](Case& c) {
         c.bias = simt::Bias::kOwnDType, c.mask = true, c.alibi = true;

@@ -204,6 +204,14 @@ std::vector<BackwardCase> cases(int head_dim) {
     c.bias = simt::Bias::kFloat32;
     c.extreme = simt::Extreme{simt::Extreme::Where::kOddRows, 0, -3.4028235e38};
   });
+  // Rows and tiles that a bias hides, beside sinks that are none and that leave nothing of a row.
+  for (const double sink : {-INFINITY, INFINITY}) {
+    with([=](Case& c) {
+      c.bias = simt::Bias::kFloat32, c.sinks = true;
+      c.extreme = simt::Extreme{simt::Extreme::Where::kOddRows, 0, -INFINITY};
+      c.extreme->sink = sink;
+    });
+  }
   with([](Case& c) { c.bias = simt::Bias::kOwnDType, c.mask = true; });
   with([](Case& c) {
     c.bias = simt::Bias::kFloat32, c.score_layout = simt::ScoreLayout::kColumns, c.causal = kFull;

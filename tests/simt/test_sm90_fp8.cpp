@@ -10,6 +10,7 @@
 #include "float8_cases.h"
 #include "length_cases.h"
 #include "tensor_maps.h"
+#include "value_cases.h"
 
 namespace {
 
@@ -168,6 +169,7 @@ std::vector<Case> cases() {
   simt::append(&cases, rising_cases(128, 1300, -100.0, {4.0f}));
   for (const int head_dim : {64, 192, 256}) simt::append(&cases, tile_cases(head_dim));
   for (const int head_dim : {64, 128, 192, 256}) simt::append(&cases, given_cases(head_dim));
+  simt::append(&cases, simt::extreme_bias_cases({20, 300, 64, kFull, 2, 1}));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {128, 128, 128, kCausal},

@@ -8,6 +8,7 @@
 #include "length_cases.h"
 #include "quantized_case.h"
 #include "tensor_maps.h"
+#include "value_cases.h"
 
 namespace {
 
@@ -96,6 +97,7 @@ std::vector<Case> cases() {
                   simt::with({70, 300, head_dim, kFull, 2, 1},
                              [](Case& c) { c.bias = simt::Bias::kFloat32, c.mask = true; })});
   }
+  simt::append(&cases, simt::extreme_bias_cases({20, 300, 64, kFull, 2, 1}));
   const Case packed = {1, 1, 128, kCausal, 2, 1};
   cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
   cases.push_back(simt::with(simt::varlen({1, 1, 64, kFull, 2, 2}, {70, 129, 5}, {140, 128, 300}),

@@ -1,6 +1,7 @@
 #include "attention_test.h"
 #include "cuda/forward/wmma8/kernel.cuh"
 #include "float8_cases.h"
+#include "value_cases.h"
 #include "wmma_cases.h"
 
 namespace {
@@ -56,6 +57,7 @@ std::vector<Case> cases_of_bytes() {
     cases.push_back(simt::with({70, 90, head_dim, kFull, 2, 1, simt::Layout::kBshd, 0, 2},
                                [](Case& c) { c.mask = c.sinks = true; }));
   }
+  simt::append(&cases, simt::extreme_bias_cases({20, 200, 64, kFull, 2, 1}));
   cases.push_back(simt::with({20, 300, 64, kFull}, [](Case& c) {
     c.bias = simt::Bias::kFloat32, c.softcap = 5.0, c.bias_rise = 1e6;
   }));

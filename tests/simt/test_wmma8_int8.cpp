@@ -6,6 +6,7 @@
 #include "core/problem/quantized.h"
 #include "cpu/quantize/rows.h"
 #include "cuda/forward/wmma8/int8.cuh"
+#include "value_cases.h"
 #include "wmma_cases.h"
 
 namespace {
@@ -171,6 +172,7 @@ class Reference {
         product += dlattn::cpu::to_int8(x[d], rounding) * long{k_[j * columns_ + d]};
       const double scale = static_cast<double>(rounding.scale) * columns_ * k_scale_[j / kBlock];
       const double bias = problem_.bias.empty() ? 0.0 : problem_.bias[i * problem_.seqlen_k + j];
+      if (bias == -INFINITY) continue;
       scores.push_back(static_cast<double>(product) * scale * p_.softmax_scale + bias);
       seen.push_back(j);
       row.nan |= std::isnan(scale);
@@ -557,6 +559,7 @@ std::vector<Int8Case> all_cases() {
   })});
   cases.push_back({simt::with(simt::varlen({1, 1, 256, kCausal, 2, 1}, {40, 0, 64}, {70, 17, 129}),
                               [](Case& c) { c.bias = simt::Bias::kOwnDType; })});
+  for (const Case& c : simt::extreme_bias_cases({20, 200, 64, kFull, 2, 1})) cases.push_back({c});
   // Scores that rise by more than a tile's probabilities can be apart.
   cases.push_back({simt::with({20, 300, 64, kFull},
                               [](Case& c) { c.bias = simt::Bias::kFloat32, c.bias_rise = 3.0; })});

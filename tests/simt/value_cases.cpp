@@ -90,6 +90,31 @@ std::vector<Case> value_cases_of(const Case& base, bool all) {
   return cases;
 }
 
+std::vector<Case> extreme_bias_cases(const Case& base) {
+  using Where = Extreme::Where;
+  static constexpr double kInf = std::numeric_limits<double>::infinity(), kLowest = -3.4028235e38;
+  std::vector<Case> cases;
+  const auto add = [&](double bias, Where where, int count, auto set) {
+    Case c = base;
+    c.bias = Bias::kFloat32;
+    c.extreme.emplace();
+    c.extreme->bias = bias, c.extreme->where = where, c.extreme->count = count;
+    set(c, *c.extreme);
+    cases.push_back(c);
+  };
+  const auto nothing = [](Case&, Extreme&) {};
+  // Kernels walk from the last key on: rows that see nothing of the first tiles, or of any.
+  add(-kInf, Where::kRight, 136, nothing);
+  add(-kInf, Where::kOddRows, 0, [](Case& c, Extreme& e) { c.sinks = true, e.sink = -kInf; });
+  add(-kInf, Where::kEverywhere, 0, [](Case& c, Extreme& e) { c.sinks = true, e.sink = kInf; });
+  add(kLowest, Where::kRight, 136, [](Case& c, Extreme&) { c.mask = true; });
+  add(kLowest, Where::kEverywhere, 0, [](Case& c, Extreme&) { c.causal = kCausal; });
+  add(kLowest, Where::kTile, 0, [](Case& c, Extreme& e) { c.sinks = true, e.sink = -3e38; });
+  add(1e9, Where::kLeft, 1, nothing);
+  add(3e38, Where::kOddRows, 0, [](Case& c, Extreme& e) { c.sinks = true, e.sink = 1e38; });
+  return cases;
+}
+
 std::vector<Case> far_key_cases() {
   std::vector<Case> cases;
   for (const int head_dim : {64, 96, 128}) {
