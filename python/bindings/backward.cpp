@@ -7,6 +7,7 @@
 #include "backward_tensors.h"
 #include "errors.h"
 #include "gil.h"
+#include "quantized.h"
 #include "report.h"
 
 namespace dlattn::python {
@@ -35,6 +36,8 @@ class BackwardProblem {
   BackwardProblem(const BackwardCall& call, const AttentionCall& forward, Problem problem)
       : call_(call), forward_(forward), problem_(std::move(problem)) {
     params_.deterministic = parse_flag(call.deterministic, "deterministic");
+    if (is_quantized_kv(forward.k))
+      unsupported("k is a QuantizedKV; accepted: a tensor, as quantised keys have no gradients");
     read_needs();
   }
 

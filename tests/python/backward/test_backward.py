@@ -321,6 +321,23 @@ def test_wrong_kinds_of_objects():
         dlattn.attention_backward(**given, needs=3)
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+def test_quantised_keys_are_refused(varlen):
+    lengths = {"cu_seqlens_k": np.array([0, 9], np.int32), "max_seqlen_k": 9} if varlen else {}
+    shape = (9, 2, 8) if varlen else (1, 9, 2, 8)
+    q = np.ones(shape, np.float16)
+    kv = dlattn.quantize_kv(q, q, **lengths)
+    lse = np.zeros((2, 9) if varlen else (1, 2, 9), np.float32)
+    offsets = [lengths["cu_seqlens_k"]] * 2 + [9, 9] if varlen else []
+    call = (q, q, kv, None, q, lse, *offsets)
+    words = "k is a QuantizedKV; accepted: a tensor, as quantised keys have no gradients"
+    function = dlattn.attention_varlen_backward if varlen else dlattn.attention_backward
+    for ask in (function, dlattn.plan_backward):
+        with pytest.raises(dlattn.UnsupportedError, match=words):
+            ask(*call)
+    assert any(words in why for why in dlattn.supported_backward(*call).reasons)
+
+
 def test_8_bit_tensors_are_refused():
     problem, given = problem_for_errors()
     float8 = {name: array(x, "float8_e4m3fn") for name, x in problem.inputs.items()}
