@@ -327,6 +327,12 @@ SEED_BUGS = (
     ),
     # sm90_fp8.
     SeedBug(
+        "work tiles by twos that two blocks have",
+        SM90_FP8,
+        "by-twos",
+        "if (by_twos()) return (round & ~1u) * gridDim.x + blockIdx.x + (round & 1u);",
+    ),
+    SeedBug(
         "keys of V in their own order",
         SM90_FP8,
         "key-order",

@@ -132,7 +132,7 @@ struct Consumer {
   const KernelArgsOf<kScaled>& args;
   const SharedParts& shared;
   const int consumer;
-  const tile::RoundRobin scheduler;
+  const WorkTiles scheduler;
   const bool first_lane;
   // With fixed lengths the same for all work tiles.
   const tile::Mask fixed_mask;

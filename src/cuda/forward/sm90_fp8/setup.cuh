@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "cuda/ptx/tensor_map.cuh"
@@ -12,6 +14,29 @@
 namespace dlattn::sm90_fp8 {
 
 using tile::wgmma::ThreadIndex;
+
+// The work tiles of a block. Of a persistent one under causality they come by twos, the longest
+// that is left of a head and the shortest, so that shares are equal.
+struct WorkTiles {
+  const LaunchShape& shape;
+  const unsigned& count;
+
+  __device__ __forceinline__ unsigned index(unsigned round) const {
+    // seed: by-twos
+    if (by_twos()) return (round & ~1u) * gridDim.x + 2 * blockIdx.x + (round & 1u);
+    return tile::RoundRobin{shape, count}.index(round);
+  }
+  __device__ __forceinline__ tile::WorkTile tile(unsigned index) const {
+    if (by_twos()) return tile::PairedTiles{shape, count}.tile(index);
+    return tile::scheduled_tile(shape, index);
+  }
+
+ private:
+  // A window makes most tiles alike.
+  __device__ __forceinline__ bool by_twos() const {
+    return shape.longest_first && shape.window.left == kUnlimited<int> && gridDim.x < count;
+  }
+};
 
 // The arguments that a launch passes beside the parameters.
 struct KernelArgs {
@@ -88,7 +113,9 @@ template <bool kVarlen, int kBlockM, int kBlockN, typename Visit>
 __device__ __forceinline__ void for_each_work_tile(const AttentionParams& params,
                                                    const LaunchShape& shape, const KernelArgs& args,
                                                    Visit visit) {
-  const tile::RoundRobin scheduler{shape, args.num_work_tiles};
+  // Those of varlen are looked up by their number.
+  using Scheduler = std::conditional_t<kVarlen, tile::RoundRobin, WorkTiles>;
+  const Scheduler scheduler{shape, args.num_work_tiles};
 #pragma unroll 1
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);
