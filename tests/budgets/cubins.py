@@ -101,12 +101,11 @@ _VARIANTS = {
         "short": range(1, 129),
     },
     "wmma8": {"": _ALL, "general": _ALL},
-    # With the caller's bias or mask: given.
+    # With the caller's bias or mask: given, for inputs with scales and without.
     "sm90_fp8": {
         "": _ALL,
         "scaled": (64, 128, 256),
         "given": _ALL,
-        "scaled_given": (64, 128, 256),
     },
     "decode": {"rows16": (*_ALL, 576), "rows32": (*range(1, 129), 576)},
 }
@@ -338,7 +337,7 @@ def _parsed_name(match: re.Match[str]) -> str:
         dtype = _PRECISIONS[precision] if name else _TYPES[element]
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif family == "sm90_fp8":
-        name = variants(family)[int(scaled) + 2 * int(given)]
+        name = variants(family)[2 if given == "1" else int(scaled)]
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]

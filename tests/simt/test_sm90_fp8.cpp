@@ -31,7 +31,8 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
         {simt::encode(boxes.q), simt::encode(boxes.k), simt::encode(boxes.v),
          static_cast<unsigned>(dlattn::sm90_fp8::num_work_tiles(params, tile))}};
     if (dlattn::sm90_fp8::has_given_scores(params)) {
-      dlattn::sm90_fp8::kernel<tile, false, false, true>(params, shape, args);
+      const dlattn::sm90_fp8::KernelArgsOf<true> given{args, {}};
+      dlattn::sm90_fp8::kernel<tile, false, true, true>(params, shape, given);
     } else if (params.cu_seqlens_q) {
       dlattn::sm90_fp8::kernel<tile, true, false, false>(params, shape, args);
     } else {

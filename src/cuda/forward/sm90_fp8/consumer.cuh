@@ -141,7 +141,7 @@ struct Consumer {
 
   // Makes products q.k of the head, or of the tile, scores to base 2; kGiven: natural ones.
   float scale;
-  TileScales<kScaled> tiles;
+  TileScales<kScaled, kGiven> tiles;
   float acc_o[kHeadDim / 2];
   float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none; with kPipelined alone
   float acc_s[kBlockN / 2];
@@ -151,6 +151,11 @@ struct Consumer {
   template <typename Stages>
   __device__ __forceinline__ void release(const Stages& ring, unsigned use) const {
     if (first_lane) ring.release(use);
+  }
+
+  // Whether tiles have scales of their own.
+  __device__ __forceinline__ bool is_quantized() const {
+    return kScaled && (!kGiven || params.precision != Precision::kInputs);
   }
 
   __device__ __forceinline__ Descales descales(const tile::SequenceTile& work) const {
@@ -169,13 +174,17 @@ struct Consumer {
 
   // Up to the probabilities of the first key tile.
   __device__ __forceinline__ void begin(const TileWalk& walk) {
-    if constexpr (kScaled) {
-      tiles = TileScales<true>(params, shape, args.scales, walk.work, walk.first_row, kBlockN);
-      scale = 1.0f;  // rows that see no tile have no scores, but results of any scale
+    scale = 1.0f;  // rows that see no tile have no scores, but results of any scale
+    if (is_quantized()) {
+      if constexpr (kScaled)
+        tiles = {params, shape, args.scales, walk.work, walk.first_row, kBlockN};
     } else {
       // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
-      const float factor = kGiven ? shape.softmax_scale : shape.scale_log2;
-      scale = at_least_scale(factor * descales(walk.work).scores);
+      const float factor = shape.scale_log2 * descales(walk.work).scores;
+      if constexpr (kScaled)
+        tiles.of_queries = factor;
+      else
+        scale = at_least_scale(factor);
     }
     if constexpr (!kVarlen) shared.queries.wait_full(query_use);
 #pragma unroll 1
@@ -357,7 +366,7 @@ struct Consumer {
     }
 #pragma unroll 1
     for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
-    const Descales factors = kScaled ? Descales{1.0f, 1.0f} : descales(walk.work);
+    const Descales factors = is_quantized() ? Descales{1.0f, 1.0f} : descales(walk.work);
     const tile::ResultRows<float> result(params, walk.work);
     const ThreadIndex thread;
     float scales[2];
@@ -368,7 +377,7 @@ struct Consumer {
       // The mean that was subtracted from k, which is in the logits of all the row's keys.
       float shift = 0.0f;
       if constexpr (kScaled) {
-        if ((result.lse || result.sink) && walk.sees_any())
+        if (is_quantized() && (result.lse || result.sink) && walk.sees_any())
           shift = shift_of_row(params, shape, args.scales, walk.work, i);
         if (row_sum == 0.0f) shift = 0.0f;
       }

@@ -19,7 +19,8 @@
 namespace dlattn::sm90_fp8 {
 
 // kScaled: of 16-bit inputs that were quantised, each tile of which has a scale of its own. kGiven:
-// with the caller's bias or mask, of fixed lengths.
+// with the caller's bias or mask, of fixed lengths; such a kernel is kScaled, and takes inputs of 8
+// bits too.
 template <int kHeadDim, bool kVarlen, bool kScaled, bool kGiven>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,

@@ -25,8 +25,11 @@ void launch_tile(const AttentionParams& params, const Plan& plan, KernelArgsOf<k
 template <int kTile, bool kScaled>
 void launch_lengths(const AttentionParams& params, const Plan& plan,
                     const KernelArgsOf<kScaled>& args, void* stream) {
-  if (has_given_scores(params))
-    return launch_tile<kTile, false, kScaled, true>(params, plan, args, stream);
+  if (has_given_scores(params)) {
+    KernelArgsOf<true> given{};
+    if constexpr (kScaled) given = args;
+    return launch_tile<kTile, false, true, true>(params, plan, given, stream);
+  }
   if (params.cu_seqlens_q)
     return launch_tile<kTile, true, kScaled, false>(params, plan, args, stream);
   launch_tile<kTile, false, kScaled, false>(params, plan, args, stream);

@@ -14,7 +14,7 @@ struct LoadedScales {
 };
 
 // The factors of 8-bit inputs, which have descales for all of a head.
-template <bool kScaled>
+template <bool kScaled, bool kGiven>
 struct TileScales {
   __device__ __forceinline__ static LoadedScales load(int /*keys*/, int /*values*/) { return {}; }
   __device__ __forceinline__ static void set(const LoadedScales&) {}
@@ -22,13 +22,13 @@ struct TileScales {
 };
 
 // Those of one work tile.
-template <>
-struct TileScales<true> {
-  const float* k;           // of the sequence's tiles
-  std::int64_t k_to_v;      // from there to v's
-  float of_queries = 1.0f;  // of scores to base 2, but for k's
-  float of_keys = 1.0f;     // of the tile that is walked next
-  float of_values = 1.0f;   // of the product with V that is added next
+template <bool kGiven>
+struct TileScales<true, kGiven> {
+  const float* k = nullptr;  // of the sequence's tiles; null with kGiven if inputs have 8 bits
+  std::int64_t k_to_v = 0;   // from there to v's
+  float of_queries = 1.0f;   // of scores to base 2, but for k's
+  float of_keys = 1.0f;      // of the tile that is walked next
+  float of_values = 1.0f;    // of the product with V that is added next
 
   TileScales() = default;
   __device__ __forceinline__ TileScales(const AttentionParams& params, const LaunchShape& shape,
@@ -56,6 +56,7 @@ struct TileScales<true> {
   // They are loaded at the begin of a step and set at its end: what becomes of a load in between,
   // products would wait for. There may be no such tile of keys.
   __device__ __forceinline__ LoadedScales load(int keys, int values) const {
+    if (kGiven && !k) return {1.0f, 1.0f};
     LoadedScales loaded;
     // seed: scores-scale
     loaded.keys = k[max(keys, 0)];
