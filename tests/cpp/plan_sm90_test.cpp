@@ -341,12 +341,20 @@ void groups_of_heads() {
   p.batch_size = 8, p.num_heads = p.num_heads_kv = 32, p.causal = Causal::kBottomRight;
   const struct {
     std::int64_t seqlen, heads_kv, together;
-  } cases[] = {{1024, 32, 64}, {2048, 32, 32},  {4096, 32, 16}, {8192, 32, 8},  {65536, 32, 8},
-               {4096, 8, 64},  {1 << 20, 1, 8}, {600, 32, 256}, {2048, 4, 256}, {3000, 32, 16}};
+  } cases[] = {{1024, 32, 64},  {2048, 32, 32}, {4096, 32, 16}, {8192, 32, 8},
+               {16384, 32, 8},  {32768, 32, 2}, {65536, 32, 1}, {4096, 8, 64},
+               {1 << 20, 1, 2}, {600, 32, 256}, {2048, 4, 256}, {3000, 32, 16}};
   for (const auto& c : cases) {
     p.seqlen_q = p.seqlen_k = c.seqlen, p.num_heads_kv = c.heads_kv;
     CHECK_EQ(sm90::heads_together(p, 128, false), c.together);
   }
+  p.batch_size = 1, p.seqlen_q = p.seqlen_k = 32768, p.num_heads_kv = p.num_heads = 7;
+  CHECK_EQ(sm90::heads_together(p, 256, false), 8);  // 896 blocks
+  p.num_heads_kv = p.num_heads = 8;
+  CHECK_EQ(sm90::heads_together(p, 256, false), 2);
+  p.batch_size = 0, p.seqlen_k = std::int64_t{1} << 40;
+  CHECK_EQ(sm90::heads_together(p, 256, false), 8);
+  p.batch_size = 8, p.num_heads = 32;
   p.seqlen_q = p.seqlen_k = 2048, p.num_heads_kv = 32;
   CHECK_EQ(sm90::heads_together(p, 192, true), 8);
   CHECK_EQ(sm90::heads_together(p, 256, true), 4);
