@@ -387,13 +387,10 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
   Allocation made;
   if (is_made_by_c_abi(target, shape, ndim, dtype)) {
     try {
-      made.torch = empty_tensor(name, shape, ndim, dtype, target.device);
+      made.torch = empty_tensor(name, shape, ndim, dtype, target.device, &made.tensor);
     } catch (const AllocationError&) {  // the exchange API gives torch's own words for it
     }
-    if (made.torch.get()) {
-      made.tensor = describe_new(made.torch, name, shape, ndim, dtype, target.device);
-      return made;
-    }
+    if (made.torch.get()) return made;
   }
   if (target.type->api) {
     dlpack::DLTensor prototype{};

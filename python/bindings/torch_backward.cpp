@@ -77,10 +77,10 @@ void run_backward(const AttentionOperator& op, Value* stack) {
   for (int i = 0; i < kNumGradients; ++i) {
     if (!wanted[i]) continue;
     const Tensor& input = input_of(i, inputs);
-    OwnedTensor made =
-        empty_tensor(kGradients[i], input.shape, input.ndim, gradient_dtype(i, input), device);
-    set_gradient(i, describe(made.get(), kGradients[i], true), input, problem, &params);
-    gradients.push_back(std::move(made));
+    Tensor made;
+    gradients.push_back(empty_tensor(kGradients[i], input.shape, input.ndim,
+                                     gradient_dtype(i, input), device, &made));
+    set_gradient(i, made, input, problem, &params);
   }
   params.deterministic = arguments.flag(op.deterministic);
   params.forward = problem.params;

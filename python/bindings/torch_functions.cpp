@@ -246,10 +246,19 @@ Tensor describe(torch_abi::Tensor from, const char* name, bool to_write) {
 }
 
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
-                         Device device) {
+                         Device device, Tensor* described) {
   int order[kMaxDims];
   for (int i = 0; i < ndim; ++i) order[i] = i;
-  return empty_tensor(name, sizes, order, ndim, dtype, device);
+  OwnedTensor made = empty_tensor(name, sizes, order, ndim, dtype, device);
+  *described = Tensor();
+  described->name = name;
+  check_torch_error(torch_functions.get_data(made.get(), &described->data), "reading a tensor");
+  described->dtype = to_dlpack(dtype);
+  described->device = device;
+  described->ndim = ndim;
+  std::copy_n(sizes, ndim, described->shape);
+  contiguous_strides(described);
+  return made;
 }
 
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,
@@ -327,19 +336,6 @@ void make_infinities_positive(const OwnedTensor& tensor) {
   check_torch_error(torch_functions.call("aten::nan_to_num_", "", stack, torch_abi::kVersion),
                     "writing a tensor");
   const OwnedTensor same_tensor(reinterpret_cast<torch_abi::Tensor>(stack[0]));
-}
-
-Tensor describe_new(const OwnedTensor& tensor, const char* name, const std::int64_t* sizes,
-                    int ndim, DType dtype, Device device) {
-  Tensor described;
-  described.name = name;
-  check_torch_error(torch_functions.get_data(tensor.get(), &described.data), "reading a tensor");
-  described.dtype = to_dlpack(dtype);
-  described.device = device;
-  described.ndim = ndim;
-  std::copy_n(sizes, ndim, described.shape);
-  contiguous_strides(&described);
-  return described;
 }
 
 nb::object object_of(const OwnedTensor& tensor) {

@@ -42,10 +42,10 @@ class OwnedTensor {
 // Describes a tensor of torch's, which stays its owner's. `to_write`: its memory will be written.
 Tensor describe(torch_abi::Tensor tensor, const char* name, bool to_write = false);
 
-// Throw AllocationError: a new contiguous tensor; and one whose dimensions lie in memory in an
-// order, the last one's elements side by side.
+// Throw AllocationError: a new contiguous tensor, which it describes without asking torch; and one
+// whose dimensions lie in memory in an order, the last one's elements side by side.
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
-                         Device device);
+                         Device device, Tensor* described);
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,
                          DType dtype, Device device);
 // And one with these strides.
@@ -54,9 +54,6 @@ OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std
 OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
                           int ndim, dlpack::DLDataType dtype, Device device);
 
-// Describes what empty_tensor() made of these.
-Tensor describe_new(const OwnedTensor& tensor, const char* name, const std::int64_t* sizes,
-                    int ndim, DType dtype, Device device);
 // A torch.Tensor of it. The GIL is held, and torch_functions.to_object is known.
 nb::object object_of(const OwnedTensor& tensor);
 

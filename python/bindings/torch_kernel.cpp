@@ -66,9 +66,10 @@ WorkspaceAllocator TorchWorkspace::allocator() {
   return {[](void* self, std::int64_t bytes) {
             auto& workspace = *static_cast<TorchWorkspace*>(self);
             const std::int64_t floats = bytes / size_of(DType::kFloat32);
-            workspace.memory =
-                empty_tensor("workspace", &floats, 1, DType::kFloat32, workspace.device);
-            return describe(workspace.memory.get(), "workspace", true).data;
+            Tensor described;
+            workspace.memory = empty_tensor("workspace", &floats, 1, DType::kFloat32,
+                                            workspace.device, &described);
+            return described.data;
           },
           this};
 }

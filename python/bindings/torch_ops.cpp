@@ -46,12 +46,14 @@ void run(const AttentionOperator& op, Value* stack) {
     check_device("out", given.device, p.device, "q");
     set_out(given, &problem);
   } else {
-    out = empty_tensor("out", problem.out.sizes, problem.out.ndim, p.out.dtype, p.device);
-    set_out(describe(out.get(), "out", true), &problem);
+    Tensor made;
+    out = empty_tensor("out", problem.out.sizes, problem.out.ndim, p.out.dtype, p.device, &made);
+    set_out(made, &problem);
   }
+  Tensor made;
   OwnedTensor lse =
-      empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device);
-  set_lse(describe(lse.get(), "lse", true), &problem);
+      empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device, &made);
+  set_lse(made, &problem);
   TorchWorkspace workspace{p.device, {}};
   problem.options.workspace = workspace.allocator();
   forward(p, stream_of(p.device), problem.options);
@@ -79,9 +81,11 @@ void run_merge(const Signature& signature, Value* stack) {
   const std::vector<Tensor> lses =
       describe_parts(arguments.tensors(signature.index("lses")), "lses", device);
   Merge merge = read_parts(outs, lses, Layout::kBshd, device);
-  OwnedTensor out = empty_tensor("out", merge.out.sizes, 4, merge.params.out.dtype, device);
-  OwnedTensor lse = empty_tensor("lse", merge.lse.sizes, 3, DType::kFloat32, device);
-  set_results(describe(out.get(), "out", true), describe(lse.get(), "lse", true), &merge);
+  Tensor new_out, new_lse;
+  OwnedTensor out =
+      empty_tensor("out", merge.out.sizes, 4, merge.params.out.dtype, device, &new_out);
+  OwnedTensor lse = empty_tensor("lse", merge.lse.sizes, 3, DType::kFloat32, device, &new_lse);
+  set_results(new_out, new_lse, &merge);
   dlattn::merge_states(merge.params, stream_of(device));
   stack[0] = reinterpret_cast<Value>(out.release());
   stack[1] = reinterpret_cast<Value>(lse.release());

@@ -103,10 +103,11 @@ void run_forward(const Arguments& arguments, SdpaResults& results) {
   problem.options.batch_invariant = settings.batch_invariant();  // the backward pass has no such
   OwnedTensor& out = results[0].tensor;
   OwnedTensor& lse = results[1].tensor;
-  out = empty_tensor("out", problem.out.sizes, problem.out.ndim, p.out.dtype, p.device);
-  set_out(describe(out.get(), "out", true), &problem);
-  lse = empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device);
-  set_lse(describe(lse.get(), "lse", true), &problem);
+  Tensor made;
+  out = empty_tensor("out", problem.out.sizes, problem.out.ndim, p.out.dtype, p.device, &made);
+  set_out(made, &problem);
+  lse = empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device, &made);
+  set_lse(made, &problem);
   TorchWorkspace workspace{p.device, {}};
   problem.options.workspace = workspace.allocator();
   forward(p, stream_of(p.device), problem.options);
@@ -127,18 +128,18 @@ void run_backward(const Arguments& arguments, SdpaResults& results) {
   const OwnedTensor dout = read_dout(arguments.tensor(kOp.grad_out), problem, &params);
   bool wanted[kNumBackwardResults];
   arguments.flags(kOp.grad_input_mask, wanted, kNumBackwardResults);
+  Tensor made;
   for (int i = 0; i < kNumBackwardResults; ++i) {
     if (!wanted[i]) {
       const std::int64_t nothing = 0;  // nobody reads it; the first result must be a tensor
-      results[i].tensor =
-          i == 0 ? empty_tensor("dq", &nothing, 1, DType::kFloat32, device) : undefined_tensor();
+      results[i].tensor = i == 0 ? empty_tensor("dq", &nothing, 1, DType::kFloat32, device, &made)
+                                 : undefined_tensor();
       continue;
     }
     const Tensor& input = inputs.at(static_cast<std::size_t>(i));
-    results[i].tensor =
-        empty_tensor(kGradients[i], input.shape, input.ndim, gradient_dtype(i, input), device);
-    set_gradient(i, describe(results[i].tensor.get(), kGradients[i], true), input, problem,
-                 &params);
+    results[i].tensor = empty_tensor(kGradients[i], input.shape, input.ndim,
+                                     gradient_dtype(i, input), device, &made);
+    set_gradient(i, made, input, problem, &params);
   }
   params.deterministic = settings.deterministic() || are_deterministic_algorithms_enabled();
   params.forward = problem.params;

@@ -48,9 +48,10 @@ OwnedTensor read_dout(torch_abi::Tensor given, const Problem& problem, BackwardP
       dout.ndim == 0 || dout.shape[dout.ndim - 1] <= 1 || dout.strides[dout.ndim - 1] == 1;
   OwnedTensor copied;
   if (!has_rows || !same(dout.dtype, to_dlpack(dtype))) {
-    copied = empty_tensor("dout", dout.shape, dout.ndim, dtype, dout.device);
+    Tensor made;
+    copied = empty_tensor("dout", dout.shape, dout.ndim, dtype, dout.device, &made);
     check_torch_error(torch_functions.copy(copied.get(), given, 0), "copying dout");
-    dout = describe(copied.get(), "dout");
+    dout = made;
   }
   check_device("dout", dout.device, problem.params.device, "q");
   set_dout(dout, problem, params);

@@ -58,8 +58,9 @@ bool compute_flash(const Arguments& arguments, bool, SdpaResults& results) {
   OwnedTensor& lse = results[1].tensor;
   out = empty_like("out", arguments.tensor(kFlash.query));
   set_out(describe(out.get(), "out", true), &problem);
-  lse = empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device);
-  set_lse(describe(lse.get(), "lse", true), &problem);
+  Tensor rows;
+  lse = empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device, &rows);
+  set_lse(rows, &problem);
   run_forward(&problem);
   // The last row of a causal call sees the last key.
   const bool maybe_blind = p.causal == Causal::kNone ? p.seqlen_k == 0 : p.seqlen_q > p.seqlen_k;
@@ -79,10 +80,10 @@ OwnedTensor new_padded_lse(bool wanted, Problem* problem) {
   const AttentionParams& p = problem->params;
   const std::int64_t rows = (p.seqlen_q + kEfficientRows - 1) / kEfficientRows * kEfficientRows;
   const std::int64_t sizes[3] = {p.batch_size, p.num_heads, wanted ? rows : 0};
-  OwnedTensor made = empty_tensor("lse", sizes, 3, DType::kFloat32, p.device);
+  Tensor lse;
+  OwnedTensor made = empty_tensor("lse", sizes, 3, DType::kFloat32, p.device, &lse);
   if (!wanted) return made;
   if (rows != p.seqlen_q) fill(made, std::numeric_limits<double>::infinity());
-  Tensor lse = describe(made.get(), "lse", true);
   lse.shape[2] = p.seqlen_q;
   set_lse(lse, problem);
   return made;
@@ -134,8 +135,8 @@ bool compute_cudnn(const Arguments& arguments, bool, SdpaResults& results) {
   out = new_out_as_query(arguments.tensor(kCudnn.query), problem);
   set_out(describe(out.get(), "out", true), &problem);
   const std::int64_t sizes[4] = {p.batch_size, p.num_heads, p.seqlen_q, 1};
-  lse = empty_tensor("lse", sizes, 4, DType::kFloat32, p.device);
-  Tensor rows = describe(lse.get(), "lse", true);
+  Tensor rows;
+  lse = empty_tensor("lse", sizes, 4, DType::kFloat32, p.device, &rows);
   rows.ndim = 3;
   set_lse(rows, &problem);
   run_forward(&problem);
