@@ -28,6 +28,15 @@ _Array = TypeVar("_Array")
 
 """
 
+_TORCH_HEAD = """\
+from typing import Any, Literal, overload
+
+from torch import Tensor
+
+from dlattn._types import Causal, Layout, Precision, Window
+
+"""
+
 # NumPy's types have a dtype, and lse is float32: so out and lse are arrays of any.
 _ARRAYS = ("NDArray[Any]", "_Array")
 
@@ -52,6 +61,20 @@ def overloads(functions: Mapping[str, Sequence[str]]) -> str:
         for flag, array, form in (*forms, ("bool", "Tensor", "Any")):  # a flag known when it runs
             lines = "".join(f"    {_typed(line, array, flag)}\n" for line in parameters)
             blocks.append(f"@overload\ndef {function}(\n{lines}) -> {form.format(array)}: ...\n")
+    return "".join(blocks)
+
+
+def torch_overloads(module: str) -> str:
+    """Each function of a module whose results are torch's tensors, as its definition has it."""
+    blocks = [_TORCH_HEAD]
+    found = re.findall(r"^def (\w+)\(\n(.*?)^\) -> Any:", module, re.MULTILINE | re.DOTALL)
+    for function, parameters in found:
+        for flag, form in (*_RESULTS, ("bool", "Any")):
+            lines = re.sub(
+                r"^( +)return_lse: .*", rf"\1return_lse: {flag},", parameters, flags=re.MULTILINE
+            )
+            head = f"@overload\ndef {function}(\n{lines})"
+            blocks.append(f"{head} -> {form.format('Tensor')}: ...\n")
     return "".join(blocks)
 
 

@@ -1,7 +1,7 @@
 """Write Python's functions of attention from their templates and the declared arguments.
 
-And what type checkers read: _attention.pyi, by which the result has q's type, and
-_kernel_names.pyi, the names of kernels. The interpreter loads neither.
+And what type checkers read: _attention.pyi and _functions.pyi, by which the result has q's type,
+and _kernel_names.pyi, the names of kernels. The interpreter loads none of them.
 
 python python/api/write.py           # write them
 python python/api/write.py --check   # exit 1 if they are not what would be written
@@ -40,6 +40,10 @@ def outputs() -> dict[Path, str]:
         for function in ("attention", "attention_varlen", "attention_with_kvcache")
     }
     written[PACKAGE / "_attention.pyi"] = _HEAD.format("stubs.py") + stubs.overloads(functions)
+    torch = PACKAGE / "integrations" / "torch" / "_functions.py"
+    written[torch.with_suffix(".pyi")] = _HEAD.format("stubs.py") + stubs.torch_overloads(
+        written[torch]
+    )
     written[PACKAGE / "_kernel_names.pyi"] = stubs.KERNELS_HEAD + stubs.kernel_names(API.parents[1])
     return written
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dlattn import _views
 from dlattn._attention import attention
 from dlattn._errors import UnsupportedError
+
+_Array = TypeVar("_Array")
 
 _NAMES = {
     "q": "query",
@@ -22,7 +24,7 @@ _NAMES = {
 
 
 def scaled_dot_product_attention(
-    query: Any,
+    query: _Array,
     key: Any,
     value: Any,
     attn_mask: Any = None,
@@ -31,7 +33,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> _Array:
     """`attention` as torch.nn.functional.scaled_dot_product_attention calls it; forward only.
 
     Takes torch tensors, and CuPy, JAX and NumPy arrays as well. Nothing is copied. Calls of four
@@ -101,7 +103,7 @@ def scaled_dot_product_attention(
         )
     is_bool = attn_mask is not None and str(getattr(attn_mask, "dtype", "")).endswith("bool")
     try:
-        out = attention(
+        out: Any = attention(
             *arrays,
             causal="top_left" if is_causal else False,
             softmax_scale=scale,

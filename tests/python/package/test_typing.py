@@ -56,6 +56,26 @@ def uses(q: torch.Tensor) -> None:
     reveal_type(dlattn.torch.shard_sequence(q))
     dlattn.torch.ring_attention(q, q, q, casual=True)
     dlattn.torch.activate(allow=1)
+    reveal_type(dlattn.torch.attention(q, q, q))
+    reveal_type(dlattn.torch.attention_varlen(q, q, q, q, q, 1, 1, return_lse=True))
+    reveal_type(dlattn.torch.attention_with_kvcache(q, q, q, seqused_k=q))
+    reveal_type(dlattn.scaled_dot_product_attention(q, q, q))
+    dlattn.torch.attention(q, q, q, layout="sbhd")
+"""
+
+# With the JAX that there is.
+JAX_USES = """
+import jax
+
+import dlattn.jax
+
+def uses(q: jax.Array) -> None:
+    reveal_type(dlattn.jax.attention(q, q, q, causal=True))
+    reveal_type(dlattn.jax.attention(q, q, q, return_lse=True))
+    reveal_type(dlattn.jax.dot_product_attention(q, q, q))
+    reveal_type(dlattn.jax.dot_product_attention(q, q, q, return_residual=True))
+    reveal_type(dlattn.jax.ring_attention(q, q, q, axis_name="x"))
+    reveal_type(dlattn.jax.shard_sequence(q, 2))
 """
 
 # Modules that are not looked at: they need the torch that there is.
@@ -118,6 +138,8 @@ def test_pyright(tmp_path: Path) -> None:
         (tmp_path / "torch.pyi").write_text(TORCH)
     else:
         uses["torch_uses.py"] = TORCH_USES
+    if find_spec("jax") is not None:
+        uses["jax_uses.py"] = JAX_USES
     for name, text in uses.items():
         (tmp_path / name).write_text(text)
     settings = {"include": list(uses), "extraPaths": [str(tmp_path), str(PACKAGE)]}
@@ -145,8 +167,13 @@ def test_pyright(tmp_path: Path) -> None:
     assert [x.replace(long, array) for x in revealed["uses.py"]] == expected, found
     assert errors["uses.py"] == {*WRONG, 20}, found
     if "torch_uses.py" in uses:
-        assert revealed["torch_uses.py"] == ["Tensor", "Tensor"], found
-        assert errors["torch_uses.py"] == {9, 10}, found
+        own = ["Tensor", pair, "Tensor", "Tensor"]
+        assert revealed["torch_uses.py"] == ["Tensor", "Tensor", *own], found
+        assert errors["torch_uses.py"] == {9, 10, 15}, found
+    if "jax_uses.py" in uses:
+        pair = "tuple[Array, Array]"
+        of_jax = ["Array", pair, "Array", pair, "Array", "Array"]
+        assert revealed["jax_uses.py"] == of_jax, found
 
 
 def test_stubs_cost_an_import_nothing() -> None:

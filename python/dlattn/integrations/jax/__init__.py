@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,16 @@ def _attend(given: dict[str, Any]) -> Any:
     return result if options["return_lse"] else result[0]
 
 
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Any
+) -> jax.Array: ...
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Any
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool, **options: Any) -> Any: ...
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     bound = _launch.SIGNATURE.bind(q, k, v, **options)
     bound.apply_defaults()
@@ -80,6 +90,54 @@ attention.__doc__ = f"""`dlattn.attention` for JAX's transformations, with the s
     {(_attention.__doc__ or "").partition("    Args:")[2].join(["Args:", ""])}"""
 
 
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: bool,
+) -> Any: ...
 def dot_product_attention(
     query: Any,
     key: Any,

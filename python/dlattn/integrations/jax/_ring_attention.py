@@ -39,7 +39,7 @@ def ring_attention(
     layout: Layout = "bshd",
     order: str = "zigzag",
     deterministic: bool = False,
-) -> Any:
+) -> jax.Array:
     """Self-attention over sequences whose positions are spread over an axis of a mesh.
 
     For code inside of jax.shard_map: each device has its rows of q, k and v, as `shard_sequence`
@@ -212,7 +212,7 @@ def _refusing(function: Callable[..., Result]) -> Callable[..., Result]:
     return guarded
 
 
-def shard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zigzag") -> Any:
+def shard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zigzag") -> jax.Array:
     """The array with its positions in the order of devices, to be split into equal parts.
 
     Device r of `num_shards` then has what torch's process r gets from
@@ -234,7 +234,7 @@ def shard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zigz
     return _reordered(x, num_shards, axis, order, back=False)
 
 
-def unshard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zigzag") -> Any:
+def unshard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zigzag") -> jax.Array:
     """The array in the order of positions, from one as `shard_sequence` returns it.
 
     Args:
@@ -250,7 +250,7 @@ def unshard_sequence(x: Any, num_shards: int, *, axis: int = 1, order: str = "zi
     return _reordered(x, num_shards, axis, order, back=True)
 
 
-def _reordered(x: Any, num_shards: int, axis: int, order: str, *, back: bool) -> Any:
+def _reordered(x: Any, num_shards: int, axis: int, order: str, *, back: bool) -> jax.Array:
     shards.check_order(order)
     x = _launch.array(x, "x")
     if type(axis) is not int or not -x.ndim <= axis < x.ndim:
