@@ -6,6 +6,7 @@ from typing import Any
 
 from dlattn import _core, _views
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import type_text
 
 
 def append_and_attend(
@@ -71,7 +72,7 @@ def _lengths_after(seqused_k: Any, k: Any, q: Any, layout: Any) -> Any:
     except OverflowError:  # of a dtype that is refused later on
         return seqused_k
     except TypeError:
-        kind = type(seqused_k).__name__
+        kind = type_text(type(seqused_k))
         raise TypeError(
             f"seqused_k is of type {kind}, to which no int can be added; accepted with k: a torch, "
             "CuPy or NumPy array, or append_kv before the call"

@@ -13,6 +13,7 @@ from dlattn._append_and_attend import append_and_attend
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
+from dlattn.frameworks.base import type_text
 from dlattn.frameworks.jax import on_device_of
 
 NO_WINDOW = (-1, -1)
@@ -194,7 +195,7 @@ def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
     xp: Any = sys.modules.get("jax.numpy" if library == "jax" else library)
     if not hasattr(xp, "full"):
         raise TypeError(
-            f"cache_seqlens is {cache_seqlens} with q of type {type(q).__qualname__}; accepted: an "
+            f"cache_seqlens is {cache_seqlens} with q of type {type_text(type(q))}; accepted: an "
             "int32 tensor of shape (batch,)"
         )
     frameworks.find(type(q), "q").check(q, "q")
@@ -238,7 +239,7 @@ def one_split(num_splits: Any) -> bool:
     """Whether the caller asks for the keys in one part: for bits that the batch does not change."""
     number = integer(num_splits)
     if number is None:
-        raise TypeError(f"num_splits is of type {type(num_splits).__qualname__}; accepted: an int")
+        raise TypeError(f"num_splits is of type {type_text(type(num_splits))}; accepted: an int")
     return number == 1
 
 

@@ -80,7 +80,7 @@ def page_table_from_csr(
 def _count(value: Any, name: str, least: int) -> int:
     number = integer(value)
     if number is None:
-        raise TypeError(f"{name} is of type {type(value).__qualname__}; accepted: an int")
+        raise TypeError(f"{name} is of type {type_text(type(value))}; accepted: an int")
     if not least <= number <= _INT32_MAX:
         raise UnsupportedError(f"{name} is {number}; accepted: {least} to {_INT32_MAX}")
     return number
@@ -93,7 +93,7 @@ def _check_lists(lists: dict[str, Any]) -> str:
     framework = frameworks["indptr"]
     if framework not in _MODULES:
         raise TypeError(
-            f"indptr is of type {type(indptr).__qualname__}; accepted: a torch, CuPy, JAX or NumPy "
+            f"indptr is of type {type_text(type(indptr))}; accepted: a torch, CuPy, JAX or NumPy "
             "array"
         )
     for name, x in lists.items():

@@ -14,6 +14,7 @@ import numpy as np
 
 from dlattn import frameworks
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import type_text
 
 Shape = tuple[int, ...]
 
@@ -22,7 +23,7 @@ def refuse_dropout(dropout_p: Any) -> None:
     try:
         none = bool(dropout_p == 0)
     except (RuntimeError, TypeError, ValueError):  # of an array
-        kind = type(dropout_p).__qualname__
+        kind = type_text(type(dropout_p))
         raise TypeError(f"dropout_p is of type {kind}; accepted: 0.0") from None
     if not none:
         raise UnsupportedError(
@@ -41,7 +42,7 @@ def wants_gradients(*tensors: Any) -> bool:
 
 def check_flag(value: Any, name: str) -> None:
     if value is not True and value is not False:
-        kind = type(value).__qualname__
+        kind = type_text(type(value))
         raise TypeError(f"{name} is of type {kind}; accepted: a bool")
 
 
@@ -57,7 +58,7 @@ def shape_of(x: Any, name: str) -> Shape:
     except (AttributeError, TypeError, RuntimeError):  # torch's nested tensors raise the last one
         frameworks.find(type(x), name)  # raises TypeError for what is no tensor
         raise TypeError(
-            f"{name} is of type {type(x).__qualname__}, which has no shape; accepted: a torch, "
+            f"{name} is of type {type_text(type(x))}, which has no shape; accepted: a torch, "
             "CuPy, JAX or NumPy array"
         ) from None
 
@@ -126,7 +127,7 @@ def _check_views(x: Any, name: str, accepted: str) -> str:
     library = library_of(x, name)
     if library not in ("numpy", "torch", "cupy"):
         raise UnsupportedError(
-            f"{name} is of type {kind.__qualname__}, of which no view can be taken, and dlattn "
+            f"{name} is of type {type_text(kind)}, of which no view can be taken, and dlattn "
             f"makes no copies; {accepted}"
         )
     return library

@@ -46,6 +46,7 @@ from dlattn import _views
 from dlattn._attention import attention, attention_varlen
 from dlattn._errors import UnsupportedError
 from dlattn._types import Layout, Precision
+from dlattn.frameworks.base import type_text
 
 __all__ = [
     "sageattn",
@@ -253,14 +254,14 @@ def _refuse_keywords(function: str, kwargs: Mapping[str, Any]) -> None:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         elif value is not None:
             raise UnsupportedError(
-                f"attn_mask is of type {type(value).__qualname__}; accepted: None. For a mask of "
+                f"attn_mask is of type {type_text(type(value))}; accepted: None. For a mask of "
                 'bool call dlattn.attention(..., mask=..., precision="int8_fp8")'
             )
 
 
 def _check_choice(value: Any, name: str, accepted: tuple[str, ...]) -> None:
     if not isinstance(value, str):
-        kind = type(value).__qualname__
+        kind = type_text(type(value))
         raise TypeError(f"{name} is of type {kind}; accepted: {_either(accepted)}")
     if value not in accepted:
         raise UnsupportedError(f"{name} is {value!r}; accepted: {_either(accepted)}")

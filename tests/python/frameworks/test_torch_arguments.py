@@ -142,7 +142,9 @@ def test_nested_tensors_have_no_shape() -> None:
         (flash_attn.flash_attn_kvpacked_func, {"q": x, "kv": nested}, "kv"),
         (flash_attn.flash_attn_with_kvcache, {"q": x, "k_cache": nested, "v_cache": x}, "k_cache"),
     ):
-        with pytest.raises(TypeError, match=f"^{name} is of type Tensor, which has no shape; acc"):
+        with pytest.raises(
+            TypeError, match=f"^{name} is of type torch.Tensor, which has no shape; acc"
+        ):
             function(**given)
 
 

@@ -279,7 +279,7 @@ WRONG_BACKWARD: dict[str, Wrong] = {
         TypeError,
         "^dout: .*accepted: a dense tensor",
     ),
-    "dout of NumPy": ({"dout": np.zeros(3)}, TypeError, "dout is of type ndarray"),
+    "dout of NumPy": ({"dout": np.zeros(3)}, TypeError, "dout is of type numpy.ndarray"),
     "dq of another dtype": (
         {"dq": torch.zeros(2, 9, HEADS, DIM, dtype=torch.float16)},
         UnsupportedError,

@@ -244,7 +244,9 @@ def refused(match: str, *arrays: Any, error: Any = UnsupportedError, **options: 
 def test_what_is_refused_is_named() -> None:
     arrays = problem()
     mask = np.ones((130, 130), bool)
-    refused("attn_mask is of type ndarray; accepted: None. For a mask", *arrays, attn_mask=mask)
+    refused(
+        "attn_mask is of type numpy.ndarray; accepted: None. For a mask", *arrays, attn_mask=mask
+    )
     refused("dropout_p is 0.1, and", *arrays, dropout_p=0.1)
     refused(
         r"sageattn\(\) got an unexpected keyword argument 'scale'",
@@ -253,9 +255,13 @@ def test_what_is_refused_is_named() -> None:
         error=TypeError,
     )
     refused("tensor_layout is 'BHSD'; accepted: 'HND' or 'NHD'", *arrays, tensor_layout="BHSD")
-    refused("tensor_layout is of type ndarray", *arrays, mask, error=TypeError)
+    refused("tensor_layout is of type numpy.ndarray", *arrays, mask, error=TypeError)
     for name in ("is_causal", "return_lse", "smooth_k"):
         refused(f"{name} is of type int; accepted: a bool", *arrays, error=TypeError, **{name: 1})
+    # numpy.bool is called bool too.
+    refused(
+        "is_causal is of type numpy.bool; accepted", *arrays, error=TypeError, is_causal=mask[0, 0]
+    )
     refused("^sm_scale is 0; accepted: 1.18e-38", *arrays, sm_scale=0.0)
     refused("^sm_scale is of type str; accepted: a float", *arrays, sm_scale="1", error=TypeError)
     accepted = "accepted: float16 or bfloat16$"
@@ -304,7 +310,7 @@ def test_varlen_refusals() -> None:
     q, k, v = (x[0].swapaxes(0, 1) for x in problem())
     cu = np.array([0, 130], np.int32)
     varlen = sageattention.sageattn_varlen
-    with pytest.raises(UnsupportedError, match="attn_mask is of type ndarray"):
+    with pytest.raises(UnsupportedError, match=r"attn_mask is of type numpy\.ndarray"):
         varlen(q, k, v, cu, cu, 130, 130, attn_mask=cu)
     with pytest.raises(TypeError, match="unexpected keyword argument 'return_lse'"):
         varlen(q, k, v, cu, cu, 130, 130, return_lse=True)

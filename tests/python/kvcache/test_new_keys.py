@@ -221,7 +221,7 @@ def test_lengths_to_which_nothing_can_be_added():
             return BEFORE.__dlpack_device__()
 
     given = {**call(), "seqused_k": Lengths()}
-    with pytest.raises(TypeError, match="seqused_k is of type Lengths, to which no int can be"):
+    with pytest.raises(TypeError, match=r"seqused_k is of type .*Lengths, to which no int can be"):
         dlattn.attention_with_kvcache(**given)
 
 

@@ -85,11 +85,11 @@ def wrong_arguments(group: Any) -> list[str]:
     starts = {"group": group, "cu_seqlens": [0, 3, 2]}
     x = [y[0] for y in (q, k, v)]
     wrong += _refused("cu_seqlens is [0, 3, 2]", lambda: ring_attention(*x, **starts))
-    wrong += _refused("group is a int", lambda: ring_attention(q, k, v, group=3), TypeError)
+    wrong += _refused("group is of type int", lambda: ring_attention(q, k, v, group=3), TypeError)
     wrong += _refused("dim is 4; accepted: a", lambda: shard_sequence(q, group, 4))
-    wrong += _refused("x is a list", lambda: shard_sequence([1.0], group), TypeError)
+    wrong += _refused("x is of type list", lambda: shard_sequence([1.0], group), TypeError)
     wrong += _refused(
-        "cu_seqlens is a int", lambda: shard_sequence(q, group, cu_seqlens=3), TypeError
+        "cu_seqlens is of type int", lambda: shard_sequence(q, group, cu_seqlens=3), TypeError
     )
     leaf = q.clone().requires_grad_()
     return wrong + _refused("x requires grad", lambda: unshard_sequence(leaf, group))

@@ -15,6 +15,7 @@ from dlattn._attention import attention as _attention
 from dlattn._attention import attention_varlen as _attention_varlen
 from dlattn._errors import UnsupportedError
 from dlattn._types import QuantizedKV
+from dlattn.frameworks.base import type_text
 
 SIGNATURE = inspect.signature(_attention)
 _VARLEN = inspect.signature(_attention_varlen)
@@ -48,8 +49,9 @@ def array(x: Any, name: str) -> Any:
     if isinstance(x, QuantizedKV):
         raise TypeError(f"{name} is of type dlattn.QuantizedKV; accepted: an array, in dlattn.jax")
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
+        raise TypeError(
+            f"{name} is of type {type_text(type(x))}; accepted: an array of JAX or NumPy"
+        )
     try:
         array = jnp.asarray(x)
     except TypeError as error:  # of text, or objects

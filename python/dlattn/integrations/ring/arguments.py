@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import type_text
 from dlattn.integrations.ring.shards import ORDERS_OF_MANY, check_order
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,7 +27,7 @@ def check_tensors(
     dims = 3 if packed else 4
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; accepted: a torch.Tensor")
+            raise TypeError(f"{name} is of type {type_text(type(x))}; accepted: a torch.Tensor")
         if x.dim() != dims:
             given = "with" if packed else "without"
             raise UnsupportedError(
@@ -64,7 +65,7 @@ def _check_of_heads(name: str, x: Any, shapes: list[tuple[int, ...]], q: torch.T
     if x is None:
         return
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; accepted: a torch.Tensor")
+        raise TypeError(f"{name} is of type {type_text(type(x))}; accepted: a torch.Tensor")
     if x.dtype != torch.float32 or tuple(x.shape) not in shapes or x.device != q.device:
         raise UnsupportedError(
             f"{name} is {x.dtype} of shape {tuple(x.shape)} on {x.device}; accepted: float32 of "

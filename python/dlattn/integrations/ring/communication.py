@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import type_text
 
 # Clocks for which a GPU does nothing, some 10 microseconds, so that messages come before what is
 # enqueued behind their start. Both wait for the same kernels to end. A kernel of attention that
@@ -34,8 +35,9 @@ class Group:
         found = dist.group.WORLD if group is None else group
         if not isinstance(found, dist.ProcessGroup):
             raise TypeError(
-                f"group is a {type(group).__name__}; accepted: a torch.distributed.ProcessGroup "
-                "that this process belongs to, or None for all processes"
+                f"group is of type {type_text(type(group))}; accepted: a "
+                "torch.distributed.ProcessGroup that this process belongs to, or None for all "
+                "processes"
             )
         self.group: Any = found
         self.n = dist.get_world_size(self.group)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import type_text
 from dlattn.integrations.ring import shards
 from dlattn.integrations.ring.communication import Group
 
@@ -17,9 +18,8 @@ from dlattn.integrations.ring.communication import Group
 def lengths_of(cu_seqlens: Any) -> tuple[int, ...]:
     """The lengths of sequences from where each begins, and the last one ends."""
     if not isinstance(cu_seqlens, (torch.Tensor, list, tuple)):
-        raise TypeError(
-            f"cu_seqlens is a {type(cu_seqlens).__name__}; accepted: a torch.Tensor or a list"
-        )
+        kind = type_text(type(cu_seqlens))
+        raise TypeError(f"cu_seqlens is of type {kind}; accepted: a torch.Tensor or a list")
     starts = cu_seqlens.tolist() if isinstance(cu_seqlens, torch.Tensor) else list(cu_seqlens)
     starts = starts if isinstance(starts, list) else [starts]
     whole = all(type(x) is int for x in starts)
@@ -126,7 +126,7 @@ def unshard_sequence(
 
 def _check_dim(x: Any, dim: Any) -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x is a {type(x).__name__}; accepted: a torch.Tensor")
+        raise TypeError(f"x is of type {type_text(type(x))}; accepted: a torch.Tensor")
     if type(dim) is not int or not -x.dim() <= dim < x.dim():
         raise UnsupportedError(f"dim is {dim!r}; accepted: a dimension of x, which has {x.dim()}")
 

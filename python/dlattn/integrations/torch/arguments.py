@@ -16,6 +16,7 @@ import torch
 import dlattn
 from dlattn._numbers import integer
 from dlattn._types import Precision
+from dlattn.frameworks.base import type_text
 from dlattn.integrations.torch.kernels import own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -112,13 +113,7 @@ def _check_number(name: str, value: Any, accepted: str) -> None:
 
 
 def _wrong_type(name: str, value: Any, accepted: str) -> TypeError:
-    return TypeError(f"{name} is of type {_type_of(value)}; accepted: {accepted}")
-
-
-def _type_of(value: Any) -> str:
-    kind = type(value)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{module}{kind.__qualname__}"
+    return TypeError(f"{name} is of type {type_text(type(value))}; accepted: {accepted}")
 
 
 def _shown(value: Any) -> str:

@@ -16,6 +16,7 @@ from dlattn import _views, flash_attn
 from dlattn._errors import UnsupportedError
 from dlattn._flash_kvcache import options_of, window_of
 from dlattn._numbers import integer
+from dlattn.frameworks.base import type_text
 
 Window = tuple[int, int] | None
 # Rows that flash-attn leaves free behind those of a sequence: its largest tile.
@@ -282,7 +283,7 @@ def _write(
     _views.check_flag(deterministic, "deterministic")
     for name, x in (("dout", dout), ("out", out), ("softmax_lse", lse)):
         if not isinstance(x, torch.Tensor):
-            kind = type(x).__qualname__
+            kind = type_text(type(x))
             raise TypeError(f"{name} is of type {kind}; accepted: a torch tensor")
     # Autograd expands the gradient of a sum; numbers of rows, once merged, may lie transposed.
     dout, lse = map(_with_rows_side_by_side, (dout, lse))
