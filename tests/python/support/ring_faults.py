@@ -56,8 +56,12 @@ def calls_that_differ(group: Any) -> list[str]:
     x = _inputs(dtype=torch.float64 if rank == 3 else torch.float32)
     wrong = _refused("dtype is torch.float", lambda: ring_attention(*x, group=group))
     x = _inputs()
+    right = 0 if rank == 0 else None
+    words = f"window with causal is (None, {right}) on this process, {rank}, and another on process"
+    wrong += _refused(words, lambda: ring_attention(*x, group=group, causal=rank == 0))
+    softcap = 20.0 if rank == 3 else 0.0
     return wrong + _refused(
-        "a digest of masks", lambda: ring_attention(*x, group=group, causal=rank == 0)
+        f"softcap is {softcap} on", lambda: ring_attention(*x, group=group, softcap=softcap)
     )
 
 
@@ -91,6 +95,17 @@ def wrong_arguments(group: Any) -> list[str]:
     wrong += _refused(
         "cu_seqlens is of type int", lambda: shard_sequence(q, group, cu_seqlens=3), TypeError
     )
+    bits = [y.to(torch.float8_e4m3fn) for y in (q, k, v)]
+    words = "q: dtype is torch.float8_e4m3fn; accepted: float16"
+    wrong += _refused(words, lambda: ring_attention(*bits, group=group))
+    nowhere = [y.to("meta") for y in (q, k, v)]
+    words = "q is on meta; accepted: a device that the group has a backend for"
+    wrong += _refused(words, lambda: ring_attention(*nowhere, group=group))
+    wrong += _refused("x is on meta", lambda: unshard_sequence(nowhere[0], group))
+    mapped = torch.func.vmap(lambda y: ring_attention(y, k, v, group=group))
+    wrong += _refused("under torch.func (vmap", lambda: mapped(torch.stack([q, q])))
+    total = torch.func.grad(lambda y: ring_attention(y, k, v, group=group).sum())
+    wrong += _refused("under torch.func (vmap", lambda: total(q))
     leaf = q.clone().requires_grad_()
     return wrong + _refused("x requires grad", lambda: unshard_sequence(leaf, group))
 

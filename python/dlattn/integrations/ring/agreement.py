@@ -15,7 +15,7 @@ from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring.arguments import DTYPES
 from dlattn.integrations.ring.communication import Group
 
-# The numbers that every process gives, in their order. Rows may differ.
+# The first numbers that every process gives, in their order. Rows may differ.
 _NAMES = (
     "rows",
     "batch",
@@ -25,8 +25,8 @@ _NAMES = (
     "head_dim of v",
     "dtype",
     "requires_grad of an input",
-    "a digest of masks, scores, layout, order, mode, deterministic and cu_seqlens",
 )
+_SETTINGS = 10  # digests that follow them, of the settings
 
 
 def description(
@@ -34,12 +34,10 @@ def description(
     k: torch.Tensor,
     v: torch.Tensor,
     sinks: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
     layout: str,
-    settings: tuple[Any, ...],
+    settings: dict[str, Any],
 ) -> list[int]:
     row, head = (-3, -2) if layout == "bshd" else (-2, -3)
-    optional = tuple(x is not None for x in (sinks, alibi_slopes))
     trained = any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     return [
         q.shape[row],
@@ -50,7 +48,7 @@ def description(
         v.shape[-1],
         DTYPES.index(q.dtype),
         int(trained and torch.is_grad_enabled()),
-        zlib.crc32(repr((*settings, optional)).encode()),
+        *(zlib.crc32(repr(value).encode()) for value in settings.values()),
     ]
 
 
@@ -58,7 +56,12 @@ _MET: weakref.WeakSet[Any] = weakref.WeakSet()  # groups whose processes have co
 
 
 def agreed(
-    group: Group, said: list[int], refused: Exception | None, q: Any, check: bool
+    group: Group,
+    said: list[int],
+    settings: dict[str, Any],
+    refused: Exception | None,
+    q: Any,
+    check: bool,
 ) -> list[int | None]:
     """The rows of every process, None where they are not known; raises if the calls differ.
 
@@ -69,7 +72,7 @@ def agreed(
             raise refused
         return [said[0] if rank == group.rank else None for rank in range(group.n)]
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
-    given = said if refused is None else [0] * len(_NAMES)
+    given = said if refused is None else [0] * (len(_NAMES) + _SETTINGS)
     found = group.all_numbers([int(refused is None), *given], device)
     if refused is not None:
         raise refused
@@ -79,16 +82,25 @@ def agreed(
                 f"process {rank} of the group refused its arguments, with an error of its own; "
                 "accepted: arguments that every process accepts"
             )
-        for name, ours, other in list(zip(_NAMES, said, theirs, strict=True))[1:]:
+        names = (*_NAMES, *settings)
+        for name, ours, other in list(zip(names, said, theirs, strict=True))[1:]:
             if ours != other:
+                here, there = _shown(name, ours), _shown(name, other)
+                if name in settings:
+                    here, there = _shortened(settings[name]), "another"
                 raise UnsupportedError(
-                    f"{name} is {_shown(name, ours)} on this process, {group.rank}, and "
-                    f"{_shown(name, other)} on process {rank}; accepted: the same on all processes"
+                    f"{name} is {here} on this process, {group.rank}, and {there} on process "
+                    f"{rank}; accepted: the same on all processes"
                 )
     if group.group not in _MET:
         group.meet(device)
         _MET.add(group.group)
     return [numbers[1] for numbers in found]
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _shown(name: str, number: int) -> str:

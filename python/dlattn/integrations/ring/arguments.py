@@ -33,10 +33,11 @@ def check_tensors(
             raise UnsupportedError(
                 f"{name} has {x.dim()} dimensions; accepted {given} cu_seqlens: {dims}"
             )
-        if x.dtype not in DTYPES or x.dtype != q.dtype:
+        if x.dtype != q.dtype:
+            raise UnsupportedError(f"{name}: dtype is {x.dtype}; accepted: {q.dtype}, that of q")
+        if x.dtype not in DTYPES:
             raise UnsupportedError(
-                f"{name}: dtype is {x.dtype} and q's is {q.dtype}; accepted: one of float16, "
-                "bfloat16, float32, float64 for q, k and v"
+                f"{name}: dtype is {x.dtype}; accepted: float16, bfloat16, float32, float64"
             )
         if x.device != q.device:
             raise UnsupportedError(f"{name} is on {x.device}; accepted: q's device, {q.device}")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dlattn._errors import UnsupportedError
 from dlattn._types import Causal, Layout, Window
 from dlattn.integrations.ring import heads, shards
 from dlattn.integrations.ring.agreement import agreed, description
@@ -95,22 +96,40 @@ def ring_attention(
         [2] Jacobs et al. DeepSpeed Ulysses. arXiv:2309.14509, 2023.
     """
     among = Group(group)
+    among.check_device("q", q)
     if torch._C._is_any_autocast_enabled():
         q, k, v = cast(q, k, v)
     packed = cu_seqlens is not None
     refused: Exception | None = None
     lengths: tuple[int, ...] = ()
+    settings: dict[str, Any] = {}
     said: list[int] = []
     try:
+        if torch._C._are_functorch_transforms_active():
+            raise UnsupportedError(
+                "ring_attention is called under torch.func (vmap, grad or jvp); accepted: calls "
+                "outside of it, which autograd differentiates"
+            )
         check_words(layout, order, mode)
         mask = mask_of(causal, window, alibi_slopes is not None)
         check_tensors(q, k, v, sinks, alibi_slopes, packed, layout)
         lengths = lengths_of(cu_seqlens) if packed else ()
-        settings = (mask, softmax_scale, softcap, lengths, layout, order, mode, deterministic)
-        said = description(q, k, v, sinks, alibi_slopes, layout, settings)
+        settings = {
+            "window with causal": (mask.left, mask.right),
+            "softmax_scale": softmax_scale,
+            "softcap": softcap,
+            "lengths by cu_seqlens": lengths,
+            "layout": layout,
+            "order": order,
+            "mode": mode,
+            "deterministic": deterministic,
+            "sinks is None": sinks is None,
+            "alibi_slopes is None": alibi_slopes is None,
+        }
+        said = description(q, k, v, sinks, layout, settings)
     except Exception as error:
         refused = error  # the others are waiting to be told
-    counts = agreed(among, said, refused, q, check)
+    counts = agreed(among, said, settings, refused, q, check)
     if not packed:
         lengths = (sum(said[0] if c is None else c for c in counts),)
     each = [shards.rows(lengths, among.n, rank, order) for rank in range(among.n)]

@@ -43,6 +43,15 @@ class Group:
         self.n = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)
 
+    def check_device(self, name: str, x: Any) -> None:
+        """Raise UnsupportedError for a tensor on a device that the group has no backend for."""
+        kinds = sorted(kind.type for kind in self.group._device_types)
+        if isinstance(x, torch.Tensor) and x.device.type not in kinds:
+            raise UnsupportedError(
+                f"{name} is on {x.device}; accepted: a device that the group has a backend for, "
+                f"{' or '.join(kinds)}"
+            )
+
     def start(
         self,
         sends: Sequence[tuple[int, torch.Tensor]],

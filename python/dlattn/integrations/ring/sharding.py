@@ -104,6 +104,7 @@ def unshard_sequence(
         raise UnsupportedError(
             "x requires grad, and unshard_sequence has no gradients; accepted: x.detach()"
         )
+    to.check_device("x", x)
     counts = [c for (c,) in to.all_numbers([x.shape[dim]], x.device)]
     lengths = _lengths(sum(counts), cu_seqlens)
     each = [shards.rows(lengths, to.n, rank, order) for rank in range(to.n)]
