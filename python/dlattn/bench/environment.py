@@ -183,7 +183,8 @@ def _versions(device: str) -> dict[str, Any]:
     names["comfy_kitchen"] = ("comfy-kitchen",)
     names["flashinfer"] = ("flashinfer-python",)
     names["flash_attn"] = ("flash-attn",)
-    names["fa3"] = ("flash-attn-3", "fa3-fwd")
+    names["fa3"] = ("flash-attn-3",)
+    names["fa3-fwd"] = ("fa3-fwd",)  # its forward pass, with versions of its own
     names["xformers"] = ("xformers",)
     names["sageattention"] = ("sageattention",)
     for name, distributions in names.items():

@@ -23,6 +23,7 @@ _PEERS = {
     "torch-cudnn": "cuDNN",
     "torch-efficient": "memory-efficient",
     "fa3": "FlashAttention-3",
+    "fa3-fwd": "FlashAttention-3 of fa3-fwd",
     "fa4": "FlashAttention-4",
 }
 
@@ -114,7 +115,7 @@ def _sources(documents: Mapping[str, Any], paths: Sequence[Path], root: Path) ->
         files = sorted(path for path in paths if record.stem(path) == name)
         links = ", ".join(f"[{p.name}]({p.relative_to(root).as_posix()})" for p in files)
         known = document["versions"]
-        names = [name for name in ("torch", "fa3", "fa4") if name in known]
+        names = [name for name in ("torch", "fa3", "fa3-fwd", "fa4") if name in known]
         versions = [f"{_PEERS.get(name, name)} {known[name]}" for name in names]
         if "cudnn" in known:
             versions.append(f"cuDNN {record.cudnn_version(known['cudnn'])}")

@@ -395,7 +395,7 @@ def _footnote(document: dict[str, Any], width: float) -> str:
     told = dict(versions)
     if "cudnn" in told:
         told["cudnn"] = record.cudnn_version(told["cudnn"])
-    names = ("torch", "fa3", "fa4", "cudnn", "cupy", "numpy")
+    names = ("torch", "fa3", "fa3-fwd", "fa4", "cudnn", "cupy", "numpy")
     peers = [f"{name} {told[name]}" for name in names if name in told]
     threads = document["protocol"]["threads"]
     parts = [
