@@ -15,7 +15,7 @@ from eight_bit_problems import KERNELS, KINDS, EightBitDraw, EightBitRun, TorchA
 
 
 def test_random_problems_on_the_cpu() -> None:
-    summary = run(TorchArrays("cpu"), KERNELS["cpu"], 0, 400, 8.0)
+    summary = run(TorchArrays("cpu"), KERNELS["cpu"], 0, 400, 4.0)
     assert not summary.failures
     assert summary.kernels["cpu"].runs == summary.problems > 0
 

@@ -35,7 +35,7 @@ def one_thread() -> Any:
 
 @pytest.mark.slow
 def test_random_values_on_the_cpu() -> None:
-    summary = values.run(TorchArrays("cpu"), KERNELS["cpu"], 0, 400, 15.0)
+    summary = values.run(TorchArrays("cpu"), KERNELS["cpu"], 0, 400, 6.0)
     assert not summary.failures
     assert summary.kernels["cpu"].runs == summary.problems > 0
 

@@ -15,7 +15,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def test_random_problems_on_the_cpu() -> None:
-    summary = run(NumPyArrays(), KERNELS["cpu"], 0, 150, 5.0, DTYPES)
+    summary = run(NumPyArrays(), KERNELS["cpu"], 0, 150, 3.0, DTYPES)
     assert not summary.failures
     tally = summary.kernels["cpu"]
     assert tally.runs == summary.problems > 0 and tally.worst_out[0] > 0
