@@ -40,6 +40,7 @@ _BACKWARD = {
         "score_mod",
         "score_mod_softcap",
         "pair",
+        "late",
         "convert",
     ),
     "wmma": ("keys", "queries", "convert", "bias"),
@@ -49,6 +50,7 @@ _BACKWARD_SOME_TILES = {
     ("sm90", "plain"): (64, 128),
     ("sm90", "score_mod_softcap"): (64, 256),
     ("sm90", "pair"): (256,),
+    ("sm90", "late"): (64, 128),
 }
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)

@@ -235,6 +235,37 @@ void softcap_beyond_fp32() {
   CHECK(plan(b, h200, Options()).kernel != "scalar");
 }
 
+// Long walks have consumers that compute dQ a step late: from 96 tiles of queries in the mean on.
+void late_consumers_of_long_walks() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  for (const std::int64_t head_dim : {64, 128}) {
+    BackwardParams b = backward_problem();
+    AttentionParams& p = b.forward;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.causal = Causal::kNone;
+    want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+    const auto name = [&](std::int64_t tiles) {
+      p.seqlen_q = p.seqlen_k = tiles * (head_dim == 64 ? 128 : 64);
+      const auto lengthen = [&](auto* view) {
+        view->head_stride = head_dim, view->row_stride = 8 * head_dim;
+        view->batch_stride = p.seqlen_q * 8 * head_dim;
+      };
+      lengthen(&p.q), lengthen(&p.k), lengthen(&p.v), lengthen(&p.out), lengthen(&b.dout);
+      lengthen(&b.dq), lengthen(&b.dk), lengthen(&b.dv);
+      return std::string(plan(b, h200, force("sm90")).variant_name);
+    };
+    CHECK(name(95) == "plain" && name(96) == "late");
+    p.window_left = 128;
+    CHECK(name(96) == "plain");
+    p.window_left = -1, p.softcap = 5.0;
+    CHECK(name(96) == "softcap");
+    p.softcap = 0.0, b.deterministic = true;
+    CHECK(name(96) == "deterministic");
+    b.deterministic = false, p.causal = Causal::kBottomRight;
+    CHECK(name(191) == "plain" && name(192) == "late");
+  }
+}
+
 // Registers do not suffice for both with head_dim 128.
 void score_mod_with_softcap_by_head_dim() {
   const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
@@ -343,6 +374,7 @@ int main() {
   score_mod_on_hopper();
   pairs_of_wide_heads();
   softcap_beyond_fp32();
+  late_consumers_of_long_walks();
   score_mod_with_softcap_by_head_dim();
   deterministic_on_hopper();
   what_is_wanted_is_launched();

@@ -17,6 +17,7 @@ REDUCE = "reduce/partial_sums/kernel.cuh"
 
 BACKWARD_SM90 = ("backward_sm90",)
 CONSUMER = "backward/sm90/consumer.cuh"
+LATE_CONSUMER = "backward/sm90/late_consumer.cuh"
 WIDE_CONSUMER = "backward/sm90/wide_consumer.cuh"
 PRODUCER = "backward/sm90/producer.cuh"
 SCORES = "backward/sm90/scores.cuh"
@@ -121,6 +122,38 @@ BACKWARD_BUGS = (
     _sm90("stage full without its rows' numbers", SETUP, "1 + 32", "1"),
     _sm90(
         "dQ written before it is sent", CONSUMER, "dq_part().wait_until_sent();\n    ptx::", "ptx::"
+    ),
+    # Consumers that compute dQ a step late.
+    _sm90("late dS without a fence", LATE_CONSUMER, "ptx::fence_proxy_async();", ""),
+    _sm90(
+        "late dS written over what is read",
+        LATE_CONSUMER,
+        "shared.score_gradients.wait_empty(use);",
+        "",
+    ),
+    _sm90(
+        "no wait for the other's late dS",
+        LATE_CONSUMER,
+        "if (has_last) shared.score_gradients.wait_full(use - 1);",
+        "",
+    ),
+    _sm90(
+        "no wait for the other's last dS",
+        LATE_CONSUMER,
+        "shared.score_gradients.wait_full(use - 1);\n    meet();\n    start_dq",
+        "meet();\n    start_dq",
+    ),
+    _sm90(
+        "late dQ written before it is sent", LATE_CONSUMER, "meet();\n    // Nobody", "// Nobody"
+    ),
+    _sm90(
+        "stage released before late dK is done",
+        LATE_CONSUMER,
+        "ptx::wgmma_wait<1>();  // dK and dV",
+        "",
+    ),
+    _sm90(
+        "late dQ of this tile", LATE_CONSUMER, "dq_sum(last_head, last_m)", "dq_sum(last_head, 0)"
     ),
     # Pairs of blocks.
     _sm90("dS of pairs without a fence", PAIR_CONSUMER, "ptx::fence_proxy_async();", ""),

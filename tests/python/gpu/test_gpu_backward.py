@@ -252,6 +252,48 @@ def test_sums_in_turns_on_a_busy_gpu(case: str, dim: int) -> None:
         assert error <= 1.2 * of_fast + 1e-4 * largest, (name, error, of_fast)
 
 
+# Blocks that walk 96 tiles of queries and more: of a dtype, head_dim, queries, keys and heads of q
+# that share one.
+LONG_WALKS = [
+    ("bfloat16", 128, 6208, 6333, 1, False),
+    ("float16", 128, 1603, 1990, 4, False),
+    ("bfloat16", 128, 3200, 3200, 4, True),
+    ("float16", 64, 3300, 2100, 4, False),
+    ("bfloat16", 64, 3205, 6400, 8, "bottom_right"),
+    ("float16", 64, 12400, 500, 1, False),
+    ("float16", 96, 1700, 1100, 4, False),
+]
+
+
+@pytest.mark.skipif(not HOPPER, reason="sm90 runs on compute capability 9.0")
+@pytest.mark.parametrize(("dtype", "dim", "queries", "keys", "group", "causal"), LONG_WALKS)
+def test_long_walks(
+    dtype: str, dim: int, queries: int, keys: int, group: int, causal: Any, memory: Any
+) -> None:
+    """As near to float64 as sums in turns, by another kernel."""
+    q, k, v = qkv(dtype, queries, keys, batch=1, heads=2 * group, heads_kv=2, dim=dim)
+    dout = normal(*q.shape, dtype=dtype, seed=9)
+    out, lse = dlattn.attention(q, k, v, return_lse=True, causal=causal)
+    results = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    given = {**results, "workspace": memory, "kernel": "sm90", "causal": causal}
+    assert dlattn.plan_backward(dout, q, k, v, out, lse, **given).variant == "late"
+
+    def run(deterministic: bool) -> Any:
+        memory.fill_(torch.nan)
+        for x in results.values():
+            x.fill_(torch.nan)
+        dlattn.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **given)
+        return [x.clone() for x in results.values()]
+
+    exact, in_turns = exact_gradients((q, k, v), dout, None, causal=causal), run(True)
+    for _ in range(3):
+        for name, ours, other, want in zip(results, run(False), in_turns, exact, strict=True):
+            error, of_other = ((x.double() - want).abs().max() for x in (ours, other))
+            largest = want.abs().max()
+            assert largest > 0 and error <= 0.05 * largest, (name, error, largest)
+            assert error <= 1.2 * of_other + 1e-4 * largest, (name, error, of_other)
+
+
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])
 def test_no_queries_or_no_keys(seqlen_q: int, seqlen_k: int) -> None:
     q, k, v = (

@@ -15,6 +15,7 @@
 // of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
+#include "cuda/backward/sm90/late_consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
 #include "cuda/backward/sm90/score_tiles.cuh"
 #include "cuda/backward/sm90/turns.cuh"
@@ -24,13 +25,15 @@
 
 namespace dlattn::backward_sm90 {
 
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod = false>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod = false,
+          bool kIsLate = false>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   constexpr Registers kRegisters = registers_of(kHeadDim, kScoreMod);
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
     if (kInTurns || kScoreMod) shared.init_turns();
     if (kScoreMod) shared.init_score_tiles(kNumCopiers);
+    if (kIsLate) shared.init_late();
     shared.init();
   }
   const bool in_turns = kInTurns || (kScoreMod && problem.tickets);
@@ -62,9 +65,10 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    using Own = std::conditional_t<is_wide(kHeadDim),
-                                   WideConsumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>,
-                                   Consumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>>;
+    using Other = std::conditional_t<is_wide(kHeadDim),
+                                     WideConsumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>,
+                                     Consumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>>;
+    using Own = std::conditional_t<kIsLate, LateConsumer<T, kHeadDim>, Other>;
     Own(problem, shared, warpgroup - 1).run();
   }
 }
@@ -73,6 +77,12 @@ template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, 1)
     plain_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
   run_block<T, kHeadDim, false, false>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    late_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, false, false, false, true>(problem, maps);
 }
 
 template <typename T, int kHeadDim>

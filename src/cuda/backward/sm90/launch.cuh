@@ -17,6 +17,7 @@ constexpr auto kernel_of(int variant) {
     if (variant == kPair) return pair_kernel<T, kTile>;
   } else {
     if (variant == kPlain) return plain_kernel<T, kTile>;
+    if (variant == kLate) return late_kernel<T, kTile>;
   }
   if (variant == kSoftcap) return softcap_kernel<T, kTile>;
   if (variant == kScoreMod) return score_mod_kernel<T, kTile>;
@@ -56,6 +57,8 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
     case kPlain:
     case kPair:
       return launch_as(std::integral_constant<int, is_wide(kTile) ? kPair : kPlain>());
+    case kLate:
+      return launch_as(std::integral_constant<int, is_wide(kTile) ? kPair : kLate>());
     case kSoftcap:
       return launch_as(std::integral_constant<int, kSoftcap>());
     case kDeterministic:

@@ -126,7 +126,10 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   } else if (is_in_turns(b)) {
     plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   } else {
-    plan->variant = softcap ? kSoftcap : is_in_pairs(b, tile) ? kPair : kPlain;
+    plan->variant = softcap                ? kSoftcap
+                    : is_in_pairs(b, tile) ? kPair
+                    : is_late(b, tile)     ? kLate
+                                           : kPlain;
   }
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);

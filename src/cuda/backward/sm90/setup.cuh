@@ -20,6 +20,7 @@ using tile::wgmma::ThreadIndex;
 
 constexpr int kScoresBarrier = 1;  // of both consumers: dS of a step is complete
 constexpr int kDqBarrier = 2;      // and the next: of a consumer: its part of dQ is complete
+constexpr int kStartBarrier = 4;   // of both: the first one's first dS is complete
 
 struct TensorMaps {
   // One box: 64 columns of a step's rows of q and dout, or of a block's keys.
@@ -150,7 +151,8 @@ struct Shared {
   // warps of the consumers have.
   tile::Ring<kNumStages> turns;
   ptx::SmemAddress added;
-  // Where dS will be, bias and mask, and then dS itself, which copiers read too (score_tiles.cuh).
+  // Where dS will be, bias and mask, and then dS itself, which copiers read too (score_tiles.cuh),
+  // and consumers that do not meet (late_consumer.cuh).
   tile::Ring<kNumStages> score_tiles, score_gradients;
   ptx::SmemAddress keys_empty;  // K and V of a pass have been read
 
@@ -202,6 +204,9 @@ struct Shared {
     score_tiles.init(kNumConsumers * 4, copiers);
     score_gradients.init(1, kNumConsumers * 4);
     ptx::mbarrier_init(keys_empty, kNumConsumers * 4);
+  }
+  __device__ __forceinline__ void init_late() const {
+    score_gradients.init(kNumConsumers * 4, kNumConsumers * 4);
   }
   __device__ __forceinline__ void init_turns() const {
     turns.init(1);

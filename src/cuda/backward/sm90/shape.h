@@ -81,6 +81,19 @@ inline int keys_of_work(const BackwardParams& b, int head_dim_tile) {
   return is_in_pairs(b, head_dim_tile) ? kPairKeys : block_n(head_dim_tile);
 }
 
+// Whether consumers compute dQ a step late (late_consumer.cuh): where blocks walk 96 tiles of
+// queries in the mean. So it pays for what its start and its end cost, some two tiles' time.
+inline bool is_late(const BackwardParams& b, int head_dim_tile) {
+  constexpr std::int64_t kLeastTiles = 96;
+  const AttentionParams& p = b.forward;
+  if (is_wide(head_dim_tile) || p.softcap != 0.0 || has_score_mod(p) || is_in_turns(b) ||
+      p.cu_seqlens_q || p.window_left >= 0 || p.window_right >= 0)
+    return false;
+  const std::int64_t group = p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1);
+  const std::int64_t tiles = p.seqlen_q / block_m(head_dim_tile, false) * group;
+  return (p.causal == Causal::kNone ? tiles : tiles / 2) >= kLeastTiles;
+}
+
 inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const std::int64_t blocks = num_row_blocks(p.seqlen_k, keys_of_work(b, head_dim_tile));

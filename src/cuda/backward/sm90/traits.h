@@ -19,11 +19,12 @@ enum Kernel {
   kScoreMod,  // ALiBi, bias and mask, in turns or not
   kScoreModSoftcap,
   kPair,  // plain, of wide heads
+  kLate,  // plain, of long walks (late_consumer.cuh)
   kConvert
 };
 constexpr const char* kKernelNames[] = {
-    "plain",     "softcap",           "deterministic", "deterministic_softcap",
-    "score_mod", "score_mod_softcap", "pair",          "convert"};
+    "plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "score_mod_softcap",
+    "pair",  "late",    "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
