@@ -71,7 +71,9 @@ BACKWARD_BUGS = (
     _backward("the last keys left out", KERNEL, "n < tiles.end", "n + 1 < tiles.end"),
     _backward("one query of a tile in dbias", BIAS, "row + 1 : kTile", "row + 1 : 1"),
     _backward("one head in dbias", BIAS, "h < heads.end", "h < heads.begin + 1"),
-    _backward("dlse added", DELTA, "sum -= b.dlse", "sum += b.dlse"),
+    _backward("dlse added", DELTA, "delta - dlse", "delta + dlse"),
+    _backward("delta of one of a thread's rows for all", DELTA, "if (r == lane)", "if (r == 0)"),
+    _backward("dout of columns that there are not", DELTA, "group > 0 && at >= columns", "false"),
     _backward(
         "rows before the first sequence taken for its own", DELTA, "row >= rows.start && ", ""
     ),

@@ -13,17 +13,15 @@ __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
     convert_kernel(const __grid_constant__ Problem p) {
   constexpr int kBlockM = block_m(kHeadDim, false), kColumns = part_columns(kHeadDim, false);
   constexpr int kRowParts = dq_parts(kHeadDim, false).rows;
-  ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-  if (blockIdx.x >= p.num_blocks) return;
+  // Places are worked out before the wait where no memory is read: for the grid ahead to hide.
+  if (p.cu_seqlens_q) ptx::wait_for_grids_ahead();
   const tile::WorkTile work = work_place(p, blockIdx.x);
   tile::SequenceRows rows = {0, static_cast<int>(p.seqlen_q)};
   int entry = work.batch;
-  if (p.cu_seqlens_q) {
+  if (p.cu_seqlens_q && blockIdx.x < p.num_blocks) {
     rows = tile::query_rows(p, work.batch);
     entry = 0;
   }
-  if (work.m_block * kBlockM >= rows.count) return;
   const int part = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   const int row_part = part % kRowParts, column = part / kRowParts * kColumns;
   const ThreadIndex thread;
@@ -31,6 +29,9 @@ __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
       first_row(p, static_cast<int>(p.num_heads.divisor()), work.batch, work.head, rows.start);
   const float* const from = p.dq_sum + (first + work.m_block * kBlockM) * kHeadDim +
                             part * kWarpgroupRows * kColumns + thread.index * 4;
+  if (!p.cu_seqlens_q) ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+  if (blockIdx.x >= p.num_blocks || work.m_block * kBlockM >= rows.count) return;
   float acc[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; i += 4) {

@@ -36,14 +36,18 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     if (kIsLate) shared.init_late();
     shared.init();
   }
+  if (threadIdx.x == 32) maps.prefetch();
   const bool in_turns = kInTurns || (kScoreMod && problem.tickets);
-  ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-  if (blockIdx.x >= problem.num_blocks) return;
-  if (threadIdx.x == 0) {
+  // Before the wait where no memory is read: for the grid ahead to hide.
+  const bool reads_memory = in_turns || problem.cu_seqlens_q;
+  if (reads_memory) ptx::wait_for_grids_ahead();
+  if (threadIdx.x == 0 && blockIdx.x < problem.num_blocks) {
     const unsigned index = in_turns ? ptx::take_ticket(problem.tickets) : blockIdx.x;
     shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, in_turns);
   }
+  if (!reads_memory) ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+  if (blockIdx.x >= problem.num_blocks) return;
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {

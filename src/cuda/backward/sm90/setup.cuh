@@ -6,6 +6,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/tensor_map.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -25,6 +26,13 @@ constexpr int kStartBarrier = 4;   // of both: the first one's first dS is compl
 struct TensorMaps {
   // One box: 64 columns of a step's rows of q and dout, or of a block's keys.
   ptx::TensorMap q, k, v, dout;
+
+  __device__ __forceinline__ void prefetch() const {
+    ptx::prefetch_tensor_map(k);
+    ptx::prefetch_tensor_map(v);
+    ptx::prefetch_tensor_map(q);
+    ptx::prefetch_tensor_map(dout);
+  }
 };
 
 // lse in base 2 and delta of two neighbouring queries.

@@ -3,7 +3,8 @@
 // Prepares a backward pass: lse, most often times log2(e), and delta = rowsum(dout * out) - dlse of
 // every row of q (cuda/plan/backward_workspace.h), partial sums of dsinks, and zeros.
 //
-// A thread block has kDeltaRows rows of one head of one sequence, 8 lanes a row. All blocks
+// A thread block has kDeltaRows rows of one head of one sequence, 8 lanes a row. What it reads of
+// them is on its way together, as a small grid has nothing else to do meanwhile. All blocks
 // together set to zero what nobody else writes: rows of dq, dk and dv that belong to no sequence,
 // and memory of the workspace that kernels add to. Shared memory: a number a warp. Barriers: one,
 // where warps' sums are added up.
@@ -20,24 +21,66 @@
 
 namespace dlattn::delta::row_blocks {
 
-// This lane's part of the sum of out times dout of a row.
+// Rows of a thread, and from one of them to the next.
+constexpr int kRows = kDeltaRows * kLanes / kNumThreads;
+constexpr int kRowStep = kNumThreads / kLanes;
+static_assert(kRows <= kLanes, "a lane finishes one row");
+
+// Numbers of a tensor that a thread asks for together: of all its rows, by 16 bytes, and of two
+// groups of columns that its row's lanes have.
 template <typename T>
-__device__ __forceinline__ float dot(const T* out, const T* dout, int columns, bool wide) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  float sum = 0.0f;
-  if (wide) {
-    constexpr int kCount = 16 / static_cast<int>(sizeof(T));
-    for (int column = lane * kCount; column < columns; column += kLanes * kCount) {
-      float x[kCount], y[kCount];
-      tile::load(x, out + column);
-      tile::load(y, dout + column);
+struct Numbers {
+  static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kGroups = 2;
+
+  tile::Vec<T, kCount> x[kGroups][kRows];
+
+  // `row`: of the thread; `last`: the last one that there is, which others are read as.
+  __device__ __forceinline__ void load(const T* from, std::int64_t row_stride, int row, int last,
+                                       int column, int columns) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sum += x[i] * y[i];
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int at = column + group * kLanes * kCount;
+        x[group][r] = {};
+        if (group > 0 && at >= columns) continue;
+        x[group][r] = *reinterpret_cast<const tile::Vec<T, kCount>*>(
+            from + min(row + r * kRowStep, last) * row_stride + at);
+      }
     }
-  } else {
-    for (int column = lane; column < columns; column += kLanes)
-      sum += tile::to_float(out[column]) * tile::to_float(dout[column]);
   }
+};
+
+// This lane's parts of the sums of out times dout of its rows, by 16 bytes.
+template <typename T>
+__device__ __forceinline__ void add_dots(float (&sums)[kRows], const T* out,
+                                         std::int64_t out_stride, const T* dout,
+                                         std::int64_t dout_stride, int row, int last, int columns) {
+  constexpr int kCount = Numbers<T>::kCount, kGroups = Numbers<T>::kGroups;
+  for (int column = static_cast<int>(threadIdx.x) % kLanes * kCount; column < columns;
+       column += kGroups * kLanes * kCount) {
+    Numbers<T> x, y;
+    x.load(out, out_stride, row, last, column, columns);
+    y.load(dout, dout_stride, row, last, column, columns);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          sums[r] += tile::to_float(x.x[group][r].x[i]) * tile::to_float(y.x[group][r].x[i]);
+      }
+    }
+  }
+}
+
+// This lane's part of such a sum of one row, number by number.
+template <typename T>
+__device__ __forceinline__ float dot(const T* out, const T* dout, int columns) {
+  float sum = 0.0f;
+  for (int column = static_cast<int>(threadIdx.x) % kLanes; column < columns; column += kLanes)
+    sum += tile::to_float(out[column]) * tile::to_float(dout[column]);
   return sum;
 }
 
@@ -77,36 +120,49 @@ __device__ __forceinline__ float compute_rows(const BackwardParams& b, const Sha
   const HeadRows seq(p, batch);
   const int m0 = row_block * kDeltaRows;
   if (m0 >= seq.seqlen_q) return 0.0f;
-  const std::int64_t first = padded_row_index(p, batch, head, seq.start_q);
-  const BackwardWorkspace map = backward_workspace(b, 0);
-  float* const lse_out = workspace_at<float>(b, map.lse) + first;
-  float* const delta = workspace_at<float>(b, map.delta) + first;
-  const float lse_scale = has_natural_lse(p) ? 1.0f : tile::kLog2e;
-  const bool wants_sink = b.dsinks.data;
-  const float sink = wants_sink ? p.sinks.data[head * p.sinks.head_stride] : 0.0f;
-  float sink_sum = 0.0f;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) / kLanes; i < kDeltaRows; i += kNumThreads / kLanes) {
-    const int row = m0 + i;
-    const bool exists = row < seq.seqlen_q;
-    float sum = 0.0f;
-    if (exists && b.dout.data) {
-      sum = dot(static_cast<const T*>(p.out.data) + seq.offset(p.out, head, row),
-                static_cast<const T*>(b.dout.data) + seq.offset(b.dout, head, row),
-                static_cast<int>(p.head_dim_v), shape.wide);
-    }
-    sum = tile::reduce_sum<kLanes>(sum);
-    if (threadIdx.x % kLanes != 0) continue;
-    float lse = -INFINITY;
-    if (exists) {
-      lse = p.lse.data[seq.lse_offset(p.lse, head, row)];
-      if (b.dlse.data) sum -= b.dlse.data[seq.offset(b.dlse, head, row)];
-      if (wants_sink) sink_sum -= sink_probability(sink, lse) * sum;
-    }
-    lse_out[row] = lse == -INFINITY ? INFINITY : lse * lse_scale;
-    delta[row] = sum;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int first_row = m0 + static_cast<int>(threadIdx.x) / kLanes;
+  // The row that this lane finishes, if it has one. Read before the sums are known.
+  const int row = first_row + lane * kRowStep;
+  const bool finishes = lane < kRows, exists = finishes && row < seq.seqlen_q;
+  float lse = -INFINITY, dlse = 0.0f;
+  if (exists) {
+    lse = p.lse.data[seq.lse_offset(p.lse, head, row)];
+    if (b.dlse.data) dlse = b.dlse.data[seq.offset(b.dlse, head, row)];
   }
-  return sink_sum;
+  float sums[kRows] = {};
+  if (b.dout.data) {
+    const auto columns = static_cast<int>(p.head_dim_v);
+    const T* const out = static_cast<const T*>(p.out.data) + seq.offset(p.out, head, 0);
+    const T* const dout = static_cast<const T*>(b.dout.data) + seq.offset(b.dout, head, 0);
+    const int last = seq.seqlen_q - 1;
+    if (shape.wide) {
+      add_dots(sums, out, p.out.row_stride, dout, b.dout.row_stride, first_row, last, columns);
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < kRows; ++r) {
+        const int at = min(first_row + r * kRowStep, last);
+        const float sum = dot(out + at * p.out.row_stride, dout + at * b.dout.row_stride, columns);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) sums[i] = i == r ? sum : sums[i];
+      }
+    }
+  }
+  float delta = 0.0f;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float sum = tile::reduce_sum<kLanes>(sums[r]);
+    if (r == lane) delta = sum;
+  }
+  if (!finishes) return 0.0f;
+  delta = exists ? delta - dlse : 0.0f;
+  const std::int64_t at = padded_row_index(p, batch, head, seq.start_q) + row;
+  const BackwardWorkspace map = backward_workspace(b, 0);
+  workspace_at<float>(b, map.lse)[at] =
+      lse == -INFINITY ? INFINITY : lse * (has_natural_lse(p) ? 1.0f : tile::kLog2e);
+  workspace_at<float>(b, map.delta)[at] = delta;
+  if (!exists || !b.dsinks.data) return 0.0f;
+  return -sink_probability(p.sinks.data[head * p.sinks.head_stride], lse) * delta;
 }
 
 // The last sequence that begins at or before a row, or the first.
@@ -170,10 +226,11 @@ __device__ __forceinline__ void clear_workspace(const BackwardParams& b, const S
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kNumThreads)
+__global__ void __launch_bounds__(kNumThreads, 2)
     delta_kernel(const __grid_constant__ BackwardParams params,
                  const __grid_constant__ Shape shape) {
   ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
   clear_workspace(params, shape);
   if (params.forward.cu_seqlens_q) clear_rows_between<T>(params);
   if (blockIdx.x >= shape.num_tiles) return;
