@@ -43,7 +43,7 @@ _BACKWARD = {
         "late",
         "convert",
     ),
-    "wmma": ("keys", "queries", "convert", "bias"),
+    "wmma": ("keys", "queries", "convert", "bias", "large"),
     "scalar": ("keys", "queries"),
 }
 _BACKWARD_SOME_TILES = {
@@ -51,6 +51,7 @@ _BACKWARD_SOME_TILES = {
     ("sm90", "score_mod_softcap"): (64, 256),
     ("sm90", "pair"): (256,),
     ("sm90", "late"): (64, 128),
+    ("wmma", "large"): (128, 256),
 }
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)

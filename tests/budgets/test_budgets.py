@@ -11,8 +11,8 @@ import pytest
 
 # Per block.
 MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90: 227 * 1024, cubins.SM_90A: 227 * 1024}
-# Variants that no plan takes on 8.9 have the limit of compute capability 8.0.
-BEYOND_ADA = {"single_pass": 163 * 1024}
+# Variants that no plan takes on 8.9 have the limit of compute capability 8.0, or 9.0.
+BEYOND_ADA = {"single_pass": 163 * 1024, "128_large": 227 * 1024, "256_large": 227 * 1024}
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
 # The shapes of wmma on sm_89: warps of a block, and blocks that an SM holds.

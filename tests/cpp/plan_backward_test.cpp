@@ -18,10 +18,10 @@ char* at(int index) {
   return memory + index * kApart;
 }
 
-BackwardParams backward_problem(DType dtype = DType::kFloat16) {
+BackwardParams backward_problem(DType dtype = DType::kFloat16, std::int64_t head_dim = 64) {
   BackwardParams b;
   AttentionParams& p = b.forward;
-  p = problem(dtype, 64);
+  p = problem(dtype, head_dim);
   p.lse.data = reinterpret_cast<float*>(at(4));
   p.lse.row_stride = 1, p.lse.head_stride = 2048, p.lse.batch_stride = 8 * 2048;
   b.dout.data = at(5), b.dout.dtype = dtype;
@@ -97,6 +97,20 @@ void causal_grids_of_one_wave() {
   CHECK_FOR(chosen.kernel == "sm90", describe(chosen));
   const Plan other = dlattn::plan(b, gpus().back(), force("wmma"));
   CHECK(other.predicted_ns > 1.5 * chosen.predicted_ns);
+}
+
+// wmma's kernel of dK and dV is the larger one where a GPU has the shared memory.
+void wmma_by_shared_memory() {
+  for (const DeviceInfo& device : gpus()) {
+    for (const int head_dim : {64, 128, 256}) {
+      BackwardParams b = backward_problem(DType::kFloat16, head_dim);
+      want(&b.dq, 6, b.forward.q), want(&b.dk, 7, b.forward.k), want(&b.dv, 8, b.forward.v);
+      const Plan plan = dlattn::plan(b, device, force("wmma"));
+      const bool is_large = head_dim > 64 && device.max_smem_per_block == 232448;
+      CHECK_FOR(std::string(plan.variant_name) == (is_large ? "large" : "keys"), describe(plan));
+      CHECK_FOR(plan.smem_bytes <= device.max_smem_per_block, describe(plan));
+    }
+  }
 }
 
 // Lists may say that sequences of up to so many keys have none at all.
@@ -379,6 +393,7 @@ int main() {
   deterministic_on_hopper();
   what_is_wanted_is_launched();
   causal_grids_of_one_wave();
+  wmma_by_shared_memory();
   packs_without_keys_have_a_time();
   the_name_of_a_plan_may_be_asked_for();
   empty_problems_have_launches();

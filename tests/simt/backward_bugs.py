@@ -40,7 +40,10 @@ def _backward(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, BACKWARD_SCALAR, "", replace, part=part, file=file)
 
 
-WMMA_KEYS = "backward/wmma/keys.cuh"
+WMMA_KEY_BLOCK = "backward/wmma/key_block.cuh"
+WMMA_WARP_KEYS = "backward/wmma/warp_keys.cuh"
+WMMA_SHARED_KEYS = "backward/wmma/shared_keys.cuh"
+WMMA_LARGE_KEYS = "backward/wmma/large_keys.cuh"
 WMMA_WALK = "backward/wmma/key_walk.cuh"
 WMMA_QUERIES = "backward/wmma/queries.cuh"
 WMMA_BIAS = "backward/wmma/bias.cuh"
@@ -51,9 +54,41 @@ def _wmma(kind: str, file: str, part: str, replace: str) -> SeedBug:
 
 
 WMMA_BUGS = (
-    _wmma("delta added", WMMA_KEYS, "x[k][j][e] - rDelta[e % 2]", "x[k][j][e] + rDelta[e % 2]"),
-    _wmma("a slope's sum without its sign", WMMA_KEYS, "[pair] = -sum", "[pair] = sum"),
-    _wmma("unscaled dk", WMMA_KEYS, "makes_dk ? shape.softmax_scale : 1.0f", "1.0f"),
+    _wmma("delta added", WMMA_KEY_BLOCK, "[e] - rDelta[e % 2]) * x", "[e] + rDelta[e % 2]) * x"),
+    _wmma("a slope's sum without its sign", WMMA_KEY_BLOCK, "[warp] = -sum", "[warp] = sum"),
+    _wmma("unscaled dk", WMMA_WARP_KEYS, "shape.softmax_scale, acc_dk", "1.0f, acc_dk"),
+    _wmma("unscaled dk", WMMA_SHARED_KEYS, "shape.softmax_scale, acc_dk", "1.0f, acc_dk"),
+    _wmma("unscaled dk", WMMA_LARGE_KEYS, "shape.softmax_scale, acc_dk", "1.0f, acc_dk"),
+    _wmma(
+        "queries of other warps left out", WMMA_LARGE_KEYS, "other < Base::kSharers", "other < 1"
+    ),
+    _wmma(
+        "one of two steps in dq",
+        WMMA_WARP_KEYS,
+        "if (has_dq) this->add_dq(before_that, before, 0)",
+        "if (has_dq) this->add_dq(before_that, before_that, 0)",
+    ),
+    _wmma(
+        "softcap forgotten in dk", WMMA_KEY_BLOCK, "rDelta[e % 2], factor,", "rDelta[e % 2], 1.0f,"
+    ),
+    _wmma(
+        "dq of the last step left out",
+        WMMA_WARP_KEYS,
+        "if (shape.dq_sum && before.m >= 0) {",
+        "if (!walk.any()) {",
+    ),
+    _wmma(
+        "delta of the other stage",
+        WMMA_KEY_BLOCK,
+        "own_stage = kMap.dout_stage == 0 ? 0 : stage",
+        "own_stage = stage",
+    ),
+    _wmma(
+        "a last tile of queries without a mask",
+        WMMA_WALK,
+        "block_n <= seq.seqlen_k ? mask",
+        "0 <= seq.seqlen_k ? mask",
+    ),
     _wmma("the group's other heads left out", WMMA_WALK, "group_head < group()", "group_head < 1"),
     _wmma("softcap forgotten in dq", WMMA_QUERIES, "dp[0][i / 4][i % 4] *= factor", "(void)factor"),
     _wmma(

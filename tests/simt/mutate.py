@@ -123,8 +123,6 @@ EQUIVALENT = (
     # All copies have been waited for: the groups that are left are empty.
     ("decode", "no cp.async wait", "ptx::cp_async_wait<0>();"),
     ("decode", "cp.async wait one group short", "ptx::cp_async_wait<0>();"),
-    # The group that is left is empty: the last step copies no dO, nor does a block without steps.
-    ("backward_wmma", "cp.async wait one group short", "ptx::cp_async_wait<0>(); store();"),
     # Q goes through no shared memory.
     ("wmma8_int8", "no __syncthreads", "__syncthreads();  // all warps have it"),
 )

@@ -40,7 +40,7 @@ struct Shape {
   // The sum of dQ (traits.h), or null: dQ is made elsewhere. A sequence's parts
   // begin at first_part().
   float* dq_sum;
-  // Sums of -dS |position - key| by head of q, block of keys and pair of warps; null: not wanted.
+  // Sums of -dS |position - key| by head of q, block of keys and warp; null: not wanted.
   float* slope_parts;
 };
 

@@ -14,13 +14,14 @@ using core::refuse;
 
 // Sets what the family's own launches differ in.
 void set_launch(const BackwardParams& b, Kernel kernel, int head_dim_tile, Launch* launch) {
-  const KeyTile keys = key_tile(head_dim_tile);
+  const bool is_keys = kernel == kKeys || kernel == kLarge;
+  const KeyTile keys = key_tile(head_dim_tile, kernel == kLarge);
   const QueryTile queries = query_tile(head_dim_tile);
   launch->variant = kernel;
   launch->variant_name = kKernelNames[kernel];
-  launch->num_warps = kNumWarps;
-  launch->block_m = kernel == kKeys ? keys.block_m : queries.block_m;
-  launch->block_n = kernel == kKeys ? keys.block_n : queries.block_n;
+  launch->num_warps = num_threads(head_dim_tile, kernel) / 32;
+  launch->block_m = is_keys ? keys.block_m : queries.block_m;
+  launch->block_n = is_keys ? keys.block_n : queries.block_n;
   launch->smem_bytes = smem_bytes(head_dim_tile, kernel);
   if (kernel == kConvert) {
     launch->block_m = kNumWarps * kPartRows;
@@ -67,7 +68,8 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     set_launch(b, kernel, tile, launch);
     ns += cost::mma_products_ns(p, device, tile, products, static_cast<double>(launch->grid));
   };
-  if (b.dk.data || b.dv.data || b.dalibi_slopes.data) add(kKeys, sums_dq(b) ? 5.0 : 4.0);
+  if (b.dk.data || b.dv.data || b.dalibi_slopes.data)
+    add(is_large(tile, device.max_smem_per_block) ? kLarge : kKeys, sums_dq(b) ? 5.0 : 4.0);
   if (sums_dq(b)) {
     add(kConvert, 0.0);
   } else if (b.dq.data) {

@@ -51,6 +51,7 @@ inline std::int64_t num_blocks(const BackwardParams& b, Kernel kernel, int head_
   const AttentionParams& p = b.forward;
   switch (kernel) {
     case kKeys:
+    case kLarge:
       return num_row_blocks(p.seqlen_k, key_tile(head_dim_tile).block_n) * p.num_heads_kv *
              p.batch_size;
     case kQueries:
@@ -68,7 +69,7 @@ inline std::int64_t num_blocks(const BackwardParams& b, Kernel kernel, int head_
 inline Shape make_shape(const BackwardParams& b, Kernel kernel, int head_dim_tile,
                         int store_bytes) {
   const AttentionParams& p = b.forward;
-  const bool keys = kernel == kKeys;
+  const bool keys = kernel == kKeys || kernel == kLarge;
   const int rows = keys                 ? key_tile(head_dim_tile).block_n
                    : kernel == kConvert ? kNumWarps * kPartRows
                                         : query_tile(head_dim_tile).block_m;
@@ -90,7 +91,8 @@ inline std::int64_t dq_sum_size(const AttentionParams& p, int head_dim_tile) {
   return entries * p.num_heads * parts_per_head(p) * (head_dim_tile / kPartColumns) * kPartSize;
 }
 inline std::int64_t slope_parts_per_head(const AttentionParams& p, int head_dim_tile) {
-  return num_row_blocks(p.seqlen_k, key_tile(head_dim_tile).block_n) * kPairs;
+  return num_row_blocks(p.seqlen_k, key_tile(head_dim_tile).block_n) *
+         key_tile(head_dim_tile).num_warps;
 }
 
 // The widest stores to dq, dk and dv: 16 bytes, or of single numbers.
