@@ -33,6 +33,7 @@ Kernel: TypeAlias = Literal[
     "sm90:softcap_alibi",
     "sm90:bias_mask",
     "sm90:short",
+    "sm90:pairs",
     "decode",
     "decode:rows16",
     "decode:rows32",

@@ -83,7 +83,7 @@ _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
 _ANY_DIMS_DTYPES = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
-_SM90 = ("", "softcap_alibi", "bias_mask", "short")
+_SM90 = ("", "softcap_alibi", "bias_mask", "short", "pairs")
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,
@@ -102,6 +102,7 @@ _VARIANTS = {
             for kind in _SM90[:3]
         },
         "short": range(1, 129),
+        "pairs": range(193, 257),
     },
     "wmma8": {"": _ALL, "general": _ALL},
     # With the caller's bias or mask: given, for inputs with scales and without.
@@ -135,7 +136,7 @@ _KERNEL = re.compile(
     r"(?:6|\d\d(split|general|persistent|int8|cached)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?(?:Lb([01])E)?"
-    r"(?:LNS0_7VariantE([0-3])E(?:Lb([01])E)?)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
+    r"(?:LNS0_7VariantE([0-4])E(?:Lb([01])E)?)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
 _DECODE_KERNEL = re.compile(

@@ -188,7 +188,7 @@ def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None
     opcodes = has_asynchronous_products(kernels, kernel)
     # Results of the narrow tiles go by way of shared memory, of the others and of 8-bit inputs 16
     # bytes a lane.
-    plain = re.sub("(_varlen|_short|_cached)+$", "", kernel)
+    plain = re.sub("(_varlen|_short|_pairs|_cached)+$", "", kernel)
     by_tma = "float8" not in kernel and not plain.endswith(("_128", "_192", "_v128", "_256"))
     assert bool(count(opcodes, r"UTMASTG\.")) == by_tma
     assert bool(count(opcodes, r"STG\.E\.128\b")) != by_tma

@@ -442,7 +442,54 @@ void short_blocks() {
   CHECK_THROWS(
       dlattn::plan(problem(DType::kFloat16, 64), h200, of("wide")), UnsupportedError,
       "no kernel can run this: sm90: variant is wide; accepted: tall, softcap_alibi, bias_mask, "
-      "short");
+      "short, pairs");
+}
+
+// At the largest head dims blocks may be in pairs, which walk the same keys.
+void pairs_of_blocks() {
+  Options pairs = force("sm90");
+  pairs.variant = "pairs";
+  AttentionParams p = problem(DType::kBFloat16, 256);
+  p.batch_size = 8;  // 1,024 tiles of rows
+  const Plan plan = dlattn::plan(p, h200);
+  CHECK(plan.kernel == "sm90" && std::string(plan.variant_name) == "pairs");
+  CHECK_EQ(plan.cluster_size, 2);
+  CHECK_EQ(plan.grid, 132);
+  DeviceInfo odd = h200;
+  odd.num_sms = 131;
+  CHECK_EQ(dlattn::plan(p, odd, pairs).grid, 130);
+  p.seqlen_k = 4096;
+  CHECK_EQ(dlattn::plan(p, odd, pairs).grid, 1024);
+  Options tall = force("sm90");
+  tall.variant = "tall";
+  CHECK_EQ(dlattn::plan(p, h200, tall).cluster_size, 1);
+  p.seqlen_k = 256;  // too short to pay for what a pair waits for
+  CHECK(std::string(dlattn::plan(p, h200).variant_name) == "tall");
+  Options invariant = pairs;
+  invariant.batch_invariant = true;
+  CHECK_THROWS(dlattn::plan(p, h200, invariant), UnsupportedError,
+               "no kernel can run this: sm90: variant pairs does not implement batch_invariant");
+  static const std::int32_t offsets[2] = {};
+  const struct {
+    void (*change)(AttentionParams&);
+    const char* why;
+  } cases[] = {
+      {[](AttentionParams& p) { p.softcap = 30.0; }, "score terms"},
+      {[](AttentionParams& p) { p.cu_seqlens_q = p.cu_seqlens_k = offsets; }, "cu_seqlens_q"},
+      {[](AttentionParams& p) { p.head_dim = p.head_dim_v = 192; }, "head dims up to 192"},
+      {[](AttentionParams& p) { p.causal = Causal::kTopLeft; }, "causal"},
+      {[](AttentionParams& p) { p.window_left = 100; }, "a window"},
+      {[](AttentionParams& p) { p.window_right = 100; }, "a window"},
+      {[](AttentionParams& p) { p.seqlen_q = 1920; }, "an odd number of tiles of rows"},
+  };
+  for (const auto& c : cases) {
+    AttentionParams changed = problem(DType::kBFloat16, 256);
+    c.change(changed);
+    CHECK_THROWS(
+        dlattn::plan(changed, h200, pairs), UnsupportedError,
+        std::string("no kernel can run this: sm90: variant pairs does not implement ") + c.why);
+    CHECK(std::string(dlattn::plan(changed, h200, force("sm90")).variant_name) != "pairs");
+  }
 }
 
 // Varlen batches with a bias or a mask are not the family's: with batch_invariant, batches go where
@@ -521,6 +568,7 @@ int main() {
   edges_of_the_choice();
   choice_by_time();
   short_blocks();
+  pairs_of_blocks();
   order_of_heads();
   groups_of_heads();
   batch_invariance();

@@ -1,5 +1,5 @@
-"""Bugs of sm90_wide that no change of one barrier or wait makes: of what the two blocks of a
-cluster and the two consumers of a block owe each other.
+"""Bugs of sm90_wide, and of sm90's blocks in pairs, that no change of one barrier or wait makes: of
+what the two blocks of a cluster and the two consumers of a block owe each other.
 
 They name their place by a file and the text there, which says once what is replaced.
 """
@@ -14,7 +14,32 @@ def _wide(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, ("sm90_wide",), "", replace, part=part, file=place)
 
 
+def _pair(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    return SeedBug(kind, ("sm90",), "", replace, part=part, file=f"forward/sm90/{file}")
+
+
 LARGE_HEAD_BUGS = (
+    _pair(
+        "stages of a pair released to the own block alone",
+        "consumer.cuh",
+        "if (rank < cluster_blocks(kVariant))",
+        "if (rank == blockIdx.x % 2)",
+    ),
+    _pair(
+        "stages of a pair filled when one block has emptied them",
+        "setup.cuh",
+        "keys.init(kClusterBlocks * row_groups(kShape) * 4)",
+        "keys.init(row_groups(kShape) * 4)",
+    ),
+    _pair("mbarriers of a pair not waited for", "setup.cuh", "ptx::cluster_sync()", ""),
+    _pair("a block of a pair ends before the other", "kernel.cuh", "ptx::cluster_leave()", ""),
+    _pair("tiles of a pair for one block alone", "producer.cuh", "keys.load_to_pair", "keys.load"),
+    _pair(
+        "both blocks of a pair copy the same columns",
+        "producer.cuh",
+        "static_cast<int>(blockIdx.x % 2)",
+        "0",
+    ),
     _wide(
         "slots released to the own block alone",
         "setup.cuh",

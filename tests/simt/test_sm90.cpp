@@ -37,10 +37,11 @@ dlattn::sm90::KernelArgs kernel_args(const dlattn::AttentionParams& params, int 
           dlattn::make_head_groups(heads, 4)};
 }
 
-template <typename T, bool kShort = false>
+// `kPlain`: the variant for plain scores.
+template <typename T, Variant kPlain = Variant::kTall>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  const Variant variant = kShort ? Variant::kShort : dlattn::sm90::variant_of(params);
+  const Variant variant = kPlain == Variant::kTall ? dlattn::sm90::variant_of(params) : kPlain;
   simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::KernelArgs args = kernel_args(params, tile, variant);
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
@@ -177,6 +178,10 @@ std::vector<Case> cases() {
   // Row maxima too large to be scaled, in groups of keys that share rows too.
   for (const double rise : {1e9, -1e9})
     cases.push_back(simt::with({20, 300, 64, kFull}, [=](Case& c) { c.rise = rise; }));
+  // Blocks in pairs, of several work tiles; v narrower than q.
+  cases.push_back({200, 150, 256, kFull, 2, 1, Layout::kBshd, 0, 2});
+  cases.push_back({140, 130, 200, kFull, 2, 1, Layout::kBshd, 72});
+  cases.push_back(simt::with({140, 300, 256, kFull}, [](Case& c) { c.rise = 0.4; }));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {64, 64, 64, kFull},
@@ -232,8 +237,10 @@ int main(int argc, char** argv) {
     if (fits_half) tests.run<half>(kFamily, c, run_kernel<half>, "tall");
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "tall");
     // Problems that it does not refuse.
-    if (fits_half) tests.run<half>(kFamily, c, run_kernel<half, true>, "short");
-    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, true>, "short");
+    if (fits_half) tests.run<half>(kFamily, c, run_kernel<half, Variant::kShort>, "short");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, Variant::kShort>, "short");
+    if (fits_half) tests.run<half>(kFamily, c, run_kernel<half, Variant::kPairs>, "pairs");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, Variant::kPairs>, "pairs");
   }
   for (const simt::CachedCase& c : simt::many_query_cases(false)) {
     for (const Variant variant : {Variant::kTall, Variant::kShort}) {

@@ -1,6 +1,6 @@
 """Variants and forms of the CUDA kernels that no other test asks for by name, against float64.
 
-Every variant of wmma with query heads packed; sm90's tall and short blocks; its score modification
+Every variant of wmma with query heads packed; sm90's blocks, also in pairs; its score modification
 at every head_dim and in varlen; chains of calls to different kernels.
 """
 
@@ -21,6 +21,7 @@ from gpu_checks import (
     attend,
     check,
     normal,
+    padded,
     qkv,
     torch,
 )
@@ -148,11 +149,11 @@ def test_blocks_of_sm90_and_rising_scores(kernel: str, dim: int, dtype: str) -> 
 @hopper
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
-@pytest.mark.parametrize("kernel", BLOCKS)
+@pytest.mark.parametrize("kernel", [*BLOCKS, "sm90:pairs"])
 def test_keys_that_outweigh_all_others(kernel: str, dim: int, dtype: str) -> None:
     """Self-attention of a tensor with itself: results are v, rounded once."""
-    if kernel == "sm90:short" and dim > 128:
-        pytest.skip("tall blocks alone")
+    if dim not in {"sm90:short": (64, 96, 128), "sm90:pairs": (256,)}.get(kernel, (dim,)):
+        pytest.skip("this head_dim has no such blocks")
     q = normal(2, 1024, 8, dim, dtype=dtype, seed=3)
     scale = 16 / dim  # a row's own key is some 16 above the others
     out = dlattn.attention(q, q, q, kernel=kernel, softmax_scale=scale)
@@ -163,6 +164,53 @@ def test_keys_that_outweigh_all_others(kernel: str, dim: int, dtype: str) -> Non
         return float((x.double() - exact).pow(2).mean().sqrt())
 
     assert error(out) <= 1.05 * error(exact.to(q.dtype))
+
+
+PAIRS_OF_BLOCKS = "sm90:pairs"
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dims", [(256, 256), (200, 256), (256, 136), (224, 24)])
+def test_pairs_of_blocks(dims: tuple[int, int], dtype: str) -> None:
+    """Lengths around tiles of 64 keys and two blocks of 128 rows, and other strides."""
+    lengths = [(129, 1), (256, 64), (200, 65), (193, 700), (512, 129), (400, 1000), (250, 0)]
+    for seqlen_q, seqlen_k in lengths:
+        inputs = qkv(dtype, seqlen_q, seqlen_k, dim=dims[0], dim_v=dims[1])
+        check(PAIRS_OF_BLOCKS, *inputs)
+    q, k, v = qkv(dtype, 500, 300, heads=8, heads_kv=8, dim=dims[0], dim_v=dims[1])
+    check(
+        PAIRS_OF_BLOCKS, *(padded(x, 8, 8) for x in (q, k, v)), sinks=torch.ones(8, device=DEVICE)
+    )
+    check(PAIRS_OF_BLOCKS, q, k[:, :, :1].expand_as(k), v[:1].expand_as(v))
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+def test_pairs_of_blocks_and_rising_scores(dtype: str) -> None:
+    """One block of a pair takes longer for its rows than the other."""
+    for hot, size in itertools.product((0, 63, 64, 290, 440), (20.0, 2e3)):
+        q, k, v = qkv(dtype, 200, 448, dim=256)
+        k[:, hot] *= size
+        check(PAIRS_OF_BLOCKS, q, k, v)
+        q[:, 128:] = 0
+        check(PAIRS_OF_BLOCKS, q, k, v)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(("batch", "seqlen"), [(1, 1024), (8, 1024), (16, 1000), (3, 2048)])
+def test_pairs_of_blocks_that_auto_takes(batch: int, seqlen: int, dtype: str) -> None:
+    """A block for each tile and blocks that stay for several, with the bits of tall ones."""
+    q, k, v = qkv(dtype, seqlen, seqlen, batch=batch, heads=16, heads_kv=16, dim=256)
+    if batch >= 8:
+        assert dlattn.plan(q, k, v).variant == "pairs"
+    check(PAIRS_OF_BLOCKS, q, k, v)
+    want = dlattn.attention(q, k, v, kernel="sm90:tall", return_lse=True)
+    for kernel in (PAIRS_OF_BLOCKS, "auto"):
+        for _ in range(10):  # behind each other, so that two grids are under way
+            got = dlattn.attention(q, k, v, kernel=kernel, return_lse=True)
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True)), kernel
 
 
 # --- score modification on sm90 ------------------------------------------------------------------

@@ -102,9 +102,18 @@ struct Consumer {
             row_group};
   }
 
-  template <typename Stages>
-  __device__ __forceinline__ void release(const Stages& ring, unsigned use) const {
-    if (first_lane) ring.release(use);
+  // By a warp that has done with a stage. Those of K and V are filled again by both blocks of a
+  // pair, each of which waits for the warps of both; Q's are a block's own.
+  template <int kStages>
+  __device__ __forceinline__ void release(const tile::Ring<kStages>& ring, unsigned use) const {
+    if constexpr (cluster_blocks(kVariant) > 1 && kStages == kShape.num_stages) {
+      static_assert(kShape.num_stages != kShape.query_stages, "tells the rings apart");
+      const unsigned rank = threadIdx.x % 32;
+      if (rank < cluster_blocks(kVariant))
+        ptx::mbarrier_arrive_at_block(ring.empty_barrier(use), rank);
+    } else {
+      if (first_lane) ring.release(use);
+    }
   }
 
   // The last tile up to `n` that is of this consumer's group of keys.

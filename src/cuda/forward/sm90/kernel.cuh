@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kV
     Consumer<T, kVarlen, kHeadDim, kHeadDimV, kVariant>(params, shape, args, shared, warpgroup - 1)
         .run();
   }
+  // The other block arrives at this one's barriers as long as it empties stages.
+  if constexpr (cluster_blocks(kVariant) > 1) ptx::cluster_leave();
 }
 
 }  // namespace dlattn::sm90

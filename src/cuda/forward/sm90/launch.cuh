@@ -38,8 +38,9 @@ void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) 
                            head_groups(params, plan.block_m, plan.grid < tiles)};
   constexpr int kMostSmem = kVariant == Variant::kLoaded ? kMaxSmem : 0;
   constexpr auto kKernel = kernel_of<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kKeys>();
-  cuda::launch_kernel<kKernel, kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes,
-                                          stream, params, make_launch_shape(params, plan), args);
+  cuda::launch_clusters<kKernel, kMostSmem>(device, plan.grid, plan.cluster_size,
+                                            plan.num_warps * 32, plan.smem_bytes, stream, params,
+                                            make_launch_shape(params, plan), args);
 }
 
 template <DType dtype, int kTile>

@@ -27,20 +27,21 @@ using core::refuse;
 // The variant of a name; nullopt if there is none.
 std::optional<Variant> variant_named(std::string_view name) {
   for (const Variant variant :
-       {Variant::kTall, Variant::kComputed, Variant::kLoaded, Variant::kShort}) {
+       {Variant::kTall, Variant::kComputed, Variant::kLoaded, Variant::kShort, Variant::kPairs}) {
     if (name == name_of(variant)) return variant;
   }
   return std::nullopt;
 }
 
 std::string accepted_variants() {
-  return "tall, softcap_alibi, bias_mask, short";
+  return "tall, softcap_alibi, bias_mask, short, pairs";
 }
 
 // A problem's own score modifications choose between the tall blocks' variants.
 std::string request_of(const Plan& plan) {
-  const bool is_short = plan.variant == static_cast<int>(Variant::kShort);
-  return name_of(is_short ? Variant::kShort : Variant::kTall);
+  const auto variant = static_cast<Variant>(plan.variant);
+  const bool is_tall = variant != Variant::kShort && variant != Variant::kPairs;
+  return name_of(is_tall ? Variant::kTall : variant);
 }
 
 // Names the first feature of a problem that the family takes only with sequences of one length;
@@ -148,7 +149,8 @@ Speed speed(const AttentionParams& p, int head_dim_tile, Variant variant) {
   if (head_dim_tile <= 128) return {4300, 5130, 15.0, 10.0};
   if (head_dim_tile <= 192 && head_dim_v_tile(head_dim_tile, p.head_dim_v) <= 128)
     return {4200, 7300, 11.2, 11.2};
-  return head_dim_tile <= 192 ? Speed{6000, 9900, 13.3, 13.3} : Speed{5000, 7800, 19.6, 12.4};
+  if (head_dim_tile <= 192) return {6000, 9900, 13.3, 13.3};
+  return variant == Variant::kPairs ? Speed{5800, 9400, 18.5, 12.4} : Speed{5000, 7800, 19.6, 12.4};
 }
 
 // Whether set-up and copies of a work tile take longer than its products, so that blocks that stay
@@ -212,7 +214,9 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
                     !params.cu_seqlens_q && !is_cache(params) &&
                     (params.seqlen_q + rows - 1) / rows == 8;
   if (even && variant == Variant::kTall && head_dim_tile <= 64) few_keys = 2048;
-  return cuda::num_blocks(params, device, tiles, rows, few_keys);
+  // Whole clusters: pairs have an even number of tiles.
+  const std::int64_t blocks = cuda::num_blocks(params, device, tiles, rows, few_keys);
+  return blocks / cluster_blocks(variant) * cluster_blocks(variant);
 }
 
 // Names what short blocks lack for a problem or its options; null if they serve it.
@@ -221,6 +225,20 @@ const char* short_blocks_lack(const AttentionParams& p, const Options& options, 
   if (p.cu_seqlens_q && !is_cache(p)) return "cu_seqlens_q";
   if (!has_short_blocks(head_dim_tile)) return "head dims above 128";
   // A sequence of a batch has the bits of one of a varlen batch then.
+  return options.batch_invariant ? "batch_invariant" : nullptr;
+}
+
+// The same of blocks in pairs. Both walk the same keys: two tiles of a head's rows, each of which
+// sees all keys.
+const char* pairs_lack(const AttentionParams& p, const Options& options, int head_dim_tile) {
+  if (score_mod_of(p) != ScoreMod::kNone) return "score terms";
+  if (p.cu_seqlens_q) return "cu_seqlens_q";
+  if (is_cache(p)) return "keys in a cache";
+  if (!has_pairs(head_dim_tile)) return "head dims up to 192";
+  if (p.causal != Causal::kNone) return "causal";
+  if (p.window_left >= 0 || p.window_right >= 0) return "a window";
+  const int rows = block_m(tile_shape(p, head_dim_tile, Variant::kPairs));
+  if ((p.seqlen_q + rows - 1) / rows % 2 != 0) return "an odd number of tiles of rows";
   return options.batch_invariant ? "batch_invariant" : nullptr;
 }
 
@@ -244,20 +262,28 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const std::optional<Variant> asked = variant_named(options.variant ? options.variant : "");
   if (options.variant && !asked)
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
-  const char* const lack = short_blocks_lack(p, options, tile);
-  const bool asks_short = asked == Variant::kShort;
-  if (asks_short && lack) return refuse(why, "variant short does not implement ", lack);
-  Variant variant = variant_of(p);
+  const struct {
+    Variant variant;
+    const char* lack;
+  } others[] = {{Variant::kShort, short_blocks_lack(p, options, tile)},
+                {Variant::kPairs, pairs_lack(p, options, tile)}};
   // Tall blocks have the variant that the problem's score modifications need.
-  if (asked && !asks_short && asked != Variant::kTall && asked != variant) {
+  Variant variant = variant_of(p);
+  const bool asks_tall = !asked || asked == Variant::kTall || asked == variant;
+  double ns = std::numeric_limits<double>::infinity();
+  if (asks_tall) ns = predicted_ns(p, device, tile, variant);
+  bool is_other = false;
+  for (const auto& other : others) {
+    if (asked ? asked != other.variant : other.lack != nullptr) continue;
+    if (other.lack)
+      return refuse(why, "variant ", options.variant, " does not implement ", other.lack);
+    is_other = true;
+    const double other_ns = predicted_ns(p, device, tile, other.variant);
+    if (other_ns < ns) ns = other_ns, variant = other.variant;
+  }
+  if (!asks_tall && !is_other) {
     return refuse(why, "variant ", options.variant,
                   " is not for this problem's scores; accepted: ", name_of(variant));
-  }
-  double ns = std::numeric_limits<double>::infinity();
-  if (!asks_short) ns = predicted_ns(p, device, tile, variant);
-  if ((!asked || asks_short) && !lack) {
-    const double short_ns = predicted_ns(p, device, tile, Variant::kShort);
-    if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
   ns = std::max(ns, least) * cost::few_rows_of_cache(p);
   if (!accepts_tensors(p, variant, why) || !accepts_scores(p, why)) return false;
@@ -268,6 +294,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->variant = static_cast<int>(variant);
   plan->variant_name = name_of(variant);
   cost::set_tile(p, config, plan);
+  plan->cluster_size = cluster_blocks(variant);
   plan->grid = grid_of(p, device, tile, variant);
   plan->all_heads_together = walks_all_heads_together(p);
   plan->predicted_ns = ns;

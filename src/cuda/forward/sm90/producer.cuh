@@ -58,11 +58,20 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     ++query_use;
 
     const auto keys = tile::box_source<kVarlen>(head_kv, work.batch, start_k, work.seqlen_k);
+    // Each block of a pair copies every other block of columns, to both.
+    const auto load_block = [&](const ptx::TensorMap& map, ptx::SmemAddress to,
+                                ptx::SmemAddress full, int n, int d) {
+      if constexpr (cluster_blocks(kVariant) == 1) {
+        keys.load(to, map, full, d, n * kBlockN);
+      } else if (d / kBlockColumns % 2 == static_cast<int>(blockIdx.x % 2)) {
+        keys.load_to_pair(to, map, full, d, n * kBlockN);
+      }
+    };
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
                           int n, int columns) {
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        if (d < columns) keys.load(to + tile_bytes(kBlockN, d), map, full, d, n * kBlockN);
+        if (d < columns) load_block(map, to + tile_bytes(kBlockN, d), full, n, d);
       }
     };
     const auto load_k = [&](int n, unsigned use) {

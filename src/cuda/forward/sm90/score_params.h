@@ -43,6 +43,10 @@ void with_kernel(Variant variant, bool varlen, Run run) {
     case Variant::kShort:  // the same
       if constexpr (has_short_blocks(kHeadDim))
         return run(std::integral_constant<Variant, Variant::kShort>{}, std::false_type{});
+      return;
+    case Variant::kPairs:  // the same
+      if constexpr (has_pairs(kHeadDim))
+        return run(std::integral_constant<Variant, Variant::kPairs>{}, std::false_type{});
   }
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/plan/head_groups.h"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
@@ -34,6 +35,7 @@ struct Shared {
   static constexpr int kQueryBytes = row_groups(kShape) * kRowsBytes;
   static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
   static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
+  static constexpr int kClusterBlocks = cluster_blocks(kVariant);
 
   ptx::SmemAddress base;
   tile::Ring<kShape.query_stages> queries;
@@ -74,13 +76,13 @@ struct Shared {
            consumer * 2 * kBiasMaskStages * ptx::kMbarrierBytes;
   }
 
-  // By all threads of the block, before anything else: stages are released warp by warp, but for Q
-  // where results go by way of it.
+  // By all threads of the cluster, before anything else: stages are released warp by warp, but for
+  // Q where results go by way of it.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
       queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kVariant) ? 4 : 1));
-      keys.init(row_groups(kShape) * 4);
-      values.init(row_groups(kShape) * 4);
+      keys.init(kClusterBlocks * row_groups(kShape) * 4);
+      values.init(kClusterBlocks * row_groups(kShape) * 4);
       if constexpr (kVariant == Variant::kLoaded) {
 #pragma unroll
         for (int c = 0; c < kShape.num_consumers; ++c)
@@ -88,7 +90,11 @@ struct Shared {
       }
       ptx::fence_mbarrier_init();
     }
-    __syncthreads();
+    if constexpr (kClusterBlocks > 1) {
+      ptx::cluster_sync();
+    } else {
+      __syncthreads();
+    }
   }
 };
 

@@ -23,9 +23,10 @@ enum class ScoreMod {
 };
 
 // The kernels of a tile: one for each score modification, and of plain scores one whose blocks have
-// fewer rows, for grids of few or of uneven blocks.
-enum class Variant { kTall, kComputed, kLoaded, kShort };
-constexpr const char* kVariantNames[] = {"tall", "softcap_alibi", "bias_mask", "short"};
+// fewer rows, for grids of few or of uneven blocks, and one in clusters of two blocks that read the
+// same keys.
+enum class Variant { kTall, kComputed, kLoaded, kShort, kPairs };
+constexpr const char* kVariantNames[] = {"tall", "softcap_alibi", "bias_mask", "short", "pairs"};
 constexpr const char* name_of(Variant variant) {
   return kVariantNames[static_cast<int>(variant)];
 }
@@ -40,9 +41,19 @@ constexpr bool has_short_blocks(int head_dim_tile) {
   return head_dim_tile <= 128;
 }
 
+// Whether a tile has kernels of blocks in pairs: of fixed lengths alone.
+constexpr bool has_pairs(int head_dim_tile) {
+  return head_dim_tile == 256;
+}
+// Blocks of a cluster, which read the same keys: each one copies half of a tile to both.
+constexpr int cluster_blocks(Variant variant) {
+  return variant == Variant::kPairs ? 2 : 1;
+}
+
 // Whether a variant has a kernel for keys in a cache too (cached_kernel.cuh).
 constexpr bool reads_caches(int head_dim_tile, Variant variant) {
-  return (head_dim_tile == 64 || head_dim_tile == 128) && score_mod_of(variant) == ScoreMod::kNone;
+  return (head_dim_tile == 64 || head_dim_tile == 128) &&
+         (variant == Variant::kTall || variant == Variant::kShort);
 }
 
 constexpr int kMaxSmem = 227 * 1024;  // of a block, with opt-in
