@@ -26,7 +26,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import dlattn.jax as face  # noqa: E402
-from dlattn.integrations.jax import _formula  # noqa: E402
+from dlattn.integrations.jax import _formula, _launch, _operands  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 BATCH, HEADS, HEADS_KV, SEQLEN_Q, SEQLEN_K = 2, 4, 2, 19, 33
@@ -466,6 +466,38 @@ def test_signatures() -> None:
             )
     assert set(theirs) <= set(own)
     assert "softcap" in (face.attention.__doc__ or "")
+
+
+SETTINGS: dict[str, Any] = {
+    "causal": True,
+    "softmax_scale": 0.25,
+    "window": (3, 5),
+    "softcap": 20.0,
+    "precision": "int8_fp8",
+    "layout": "bhsd",
+    "out_dtype": "float32",
+    "return_lse": True,
+    "kernel": "cpu",
+    "batch_invariant": True,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in inspect.signature(dlattn.attention).parameters
+        if name not in (*_operands.NAMES, "out", "stream")
+    ],
+)
+def test_every_setting_reaches_the_custom_call(name: str) -> None:
+    """The attributes are written one by one: a setting that is none would be ignored."""
+    x = jnp.zeros((1, 4, 4, 32), "bfloat16")
+    setting = {name: SETTINGS[name]}
+    if name == "out_dtype":  # is for 8 bits alone
+        x = x.astype("float8_e4m3fn")
+    operands = {"q": x, "k": x, "v": x}
+    assert _launch.describe(setting, operands)[0] != _launch.describe({}, operands)[0]
 
 
 Q, K, V = INPUTS
