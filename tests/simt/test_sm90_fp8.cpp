@@ -158,7 +158,7 @@ std::vector<Case> cases() {
       // Work enough for blocks that stay for several tiles.
       simt::with({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2}, descales),
       // The same by twos, of which some have tiles of two heads.
-      simt::with({300, 310, 128, kCausal, 3, 1}, descales),
+      simt::with({300, 310, 128, kCausal, 2, 1}, descales),
   };
   // Packed sequences, empty ones among them, that begin and end amid tiles and boxes.
   const Case packed = simt::with({1, 1, 128, kCausal, 2, 1}, descales);

@@ -41,14 +41,15 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
 }
 
 // Whether persistent blocks, which take work tiles by twos, have about equal shares of short walks.
+// At head_dim 64 it loses.
 bool fills_by_twos(const AttentionParams& p, const DeviceInfo& device, std::int64_t tiles,
-                   const TileShape& shape) {
-  constexpr std::int64_t kFewKeys = 2048;
-  const int rows = block_m(shape);
+                   int head_dim_tile) {
+  constexpr std::int64_t kFewKeys = 1024;
+  const int rows = block_m(tile_shape(head_dim_tile));
   if (p.causal == Causal::kNone || p.cu_seqlens_q || p.window_left >= 0) return false;
-  // With one stage of Q a block does not copy ahead, and with one tile a head none is longer.
-  if (shape.query_stages == 1 || p.seqlen_q <= rows) return false;
-  if (tiles <= device.num_sms || tiles > core::kMaxGrid) return false;
+  // With one tile a head none is longer than others.
+  if (head_dim_tile != 128 || p.seqlen_q <= rows) return false;
+  if (tiles <= device.num_sms || tiles > kMostByTwos * device.num_sms) return false;
   if (cuda::longest_walk(p, rows) > kFewKeys) return false;
   const std::int64_t twos = (tiles + 1) / 2, rounds = (twos + device.num_sms - 1) / device.num_sms;
   return 8 * rounds * device.num_sms <= 9 * twos;  // at most an eighth stands idle
@@ -73,7 +74,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const TileShape shape = tile_shape(tile);
   plan->grid = cuda::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),
                                 shape.query_stages > 1 ? 1024 : 512);
-  if (fills_by_twos(p, device, num_work_tiles(p, tile), shape)) plan->grid = device.num_sms;
+  if (fills_by_twos(p, device, num_work_tiles(p, tile), tile)) plan->grid = device.num_sms;
   plan->predicted_ns = predicted_ns(p, device, tile);
   return true;
 }

@@ -15,8 +15,8 @@ namespace dlattn::sm90_fp8 {
 
 using tile::wgmma::ThreadIndex;
 
-// The work tiles of a block. Of a persistent one under causality they come by twos, the longest
-// that is left of a head and the shortest, so that shares are equal.
+// The work tiles of a block. Of a persistent one under causality few come by twos, the longest that
+// is left of a head and the shortest, so that shares are equal.
 struct WorkTiles {
   const LaunchShape& shape;
   const unsigned& count;
@@ -34,7 +34,8 @@ struct WorkTiles {
  private:
   // A window makes most tiles alike.
   __device__ __forceinline__ bool by_twos() const {
-    return shape.longest_first && shape.window.left == kUnlimited<int> && gridDim.x < count;
+    return shape.longest_first && shape.window.left == kUnlimited<int> && gridDim.x < count &&
+           count <= kMostByTwos * gridDim.x;
   }
 };
 

@@ -50,6 +50,10 @@ constexpr TileShape tile_shape(int head_dim_tile) {
   return shape;
 }
 
+// Persistent blocks take causal work tiles by twos (WorkTiles) up to so many for each. With more,
+// shares are about equal in any order.
+constexpr int kMostByTwos = 4;
+
 constexpr int block_m(const TileShape& shape) {
   return shape.num_consumers * kWarpgroupRows;
 }
