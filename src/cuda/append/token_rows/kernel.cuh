@@ -178,6 +178,7 @@ template <typename T>
 __global__ void __launch_bounds__(kNumThreads)
     kernel(const __grid_constant__ AppendParams params, const __grid_constant__ Shape shape) {
   ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
   const unsigned n = blockIdx.x / shape.parts, part = blockIdx.x - n * shape.parts;
   const NewRow at = new_row(params, n, static_cast<int>(threadIdx.x % 32));
   if (at.sequence < 0) return;
