@@ -145,10 +145,10 @@ DECODE_BUGS = (
     ),
     # Pages are asked for before they are used.
     _decode(
-        "first page behind the stages not asked for",
+        "first pages a slice late",
         "consumer.cuh",
-        "next_page = pages[kStages];",
-        "next_page = pages[0];",
+        "next_page = producer.page(i + 1);",
+        "next_page = producer.page(i);",
     ),
     _decode(
         "next page a slice early",
@@ -302,8 +302,8 @@ DECODE_BUGS = (
     _decode(
         "units of the sequence just done not counted",
         "schedule.cuh",
-        "if (last >= 0) before_ += units(blocks_);",
-        "",
+        "before_ += each;",
+        ";",
     ),
     _decode(
         "sequence just done searched again",
@@ -314,8 +314,8 @@ DECODE_BUGS = (
     _decode(
         "units of 32 sequences not counted",
         "schedule.cuh",
-        "if (sequence_ == last) before_ += all;",
-        "",
+        "before_ += all;",
+        ";",
     ),
     # How parts of several blocks add up.
     _decode("sums not scaled down to a later part", "parts.cuh", "acc[e] *= factor;", ""),

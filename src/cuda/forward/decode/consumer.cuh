@@ -70,18 +70,12 @@ struct Consumer {
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
     begin_access();
     if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
-    int stage = 0, next_page = 0;
-    if constexpr (kScarce && (kBytes || kPaged)) {
+    int stage = 0, next_page = kScarce ? 0 : producer.page(0);
 #pragma unroll 1
-      for (int i = 0; i < kStages; ++i)
-        producer.start(i, i * Producer::kStageBytes, producer.page(i));
-    } else {
-      int pages[kStages + 1];
-#pragma unroll
-      for (int i = 0; i <= kStages; ++i) pages[i] = producer.page(i);
-#pragma unroll
-      for (int i = 0; i < kStages; ++i) producer.start(i, i * Producer::kStageBytes, pages[i]);
-      next_page = pages[kStages];
+    for (int i = 0; i < kStages; ++i) {
+      const int page = kScarce ? producer.page(i) : next_page;
+      if constexpr (!kScarce) next_page = producer.page(i + 1);
+      producer.start(i, i * Producer::kStageBytes, page);
     }
     if constexpr (kBytes) {
       store_queries();
@@ -124,17 +118,17 @@ struct Consumer {
   __device__ __forceinline__ void load_queries(Rows& rows) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 8 * h + lane_idx / 4;
-      const T* const q = query_row(min(row, num_rows - 1));
+      const int row = first_row + 8 * h + lane_idx / 4, first = lane_idx % 4 * 2;
+      const T* const q = query_row(min(row, num_rows - 1)) + first;
+      // Columns that the row has behind the lane's first one.
+      const int columns = row < num_rows ? static_cast<int>(params.head_dim) - first : 0;
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += 16) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int column = d + half * 8 + lane_idx % 4 * 2;
+          const int column = d + half * 8;
           rows.rQ[d / 16][0][2 * half + h] =
-              column < params.head_dim && row < num_rows
-                  ? *reinterpret_cast<const std::uint32_t*>(q + column)
-                  : 0;
+              column < columns ? *reinterpret_cast<const std::uint32_t*>(q + column) : 0;
         }
       }
     }
@@ -317,26 +311,37 @@ struct Consumer {
       whole.row_sum = fmaf(weights[g], parts_of_row[g].row_sum, whole.row_sum);
     }
     const PartStats all = {whole.row_max, whole.row_sum};
+    const auto of_group = [&](int g, int i) -> tile::Vec<float, 4>& {
+      return part(g)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx];
+    };
     const auto sum_of = [&](int i) {
       tile::Vec<float, 4> sum{};
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         float x[4];
-        tile::load(x,
-                   part(g)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x);
+        tile::load(x, of_group(g, i).x);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum.x[e] = fmaf(weights[g], x[e], sum.x[e]);
       }
       return sum;
     };
+    // Loops are not unrolled where a lane has few columns: instructions that run once take longer
+    // to fetch than to run. Sums are made in one place then, and wait in shared memory.
+    constexpr int kUnroll = kScarce ? kPairs : 1;
+    if (!kScarce || (ptx::kClusters && shape.cluster_log2 > 0)) {
+      // Where the first group's part was, of which nobody else reads this lane's.
+#pragma unroll kUnroll
+      for (int i = 0; i < kPairs; ++i) tile::store(of_group(0, i).x, sum_of(i).x);
+    }
+    const auto sum_at = [&](int i) {
+      if constexpr (kScarce) {
+        return sum_of(i);
+      } else {
+        return of_group(0, i);
+      }
+    };
     if constexpr (ptx::kClusters) {
       if (shape.cluster_log2 > 0) {
-        // Where the first group's part was, of which nobody else reads this lane's.
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          tile::store(part(0)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x,
-                      sum_of(i).x);
-        }
         __syncthreads();  // all have read the groups' statistics
         if (share == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
         return add_up_cluster();
@@ -345,16 +350,16 @@ struct Consumer {
     const int first_column = share * kPairs * 16 + lane_idx % 4 * kOfPair;
     if (row < num_rows && segment.is_complete()) {
       with_result(row, all, share == 0, [&](const auto& to, const tile::RowResult& result) {
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) store(to, result, first_column + 16 * i, sum_of(i));
+#pragma unroll kUnroll
+        for (int i = 0; i < kPairs; ++i) store(to, result, first_column + 16 * i, sum_at(i));
       });
     } else if (row < num_rows) {
       const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
       if (share == 0 && lane_idx % 4 == 0) static_cast<PartStats*>(shape.stats)[at] = all;
       float* const to = shape.outs + at * kHeadDim;
-#pragma unroll
+#pragma unroll kUnroll
       for (int i = 0; i < kPairs; ++i) {
-        const tile::Vec<float, 4> sum = sum_of(i);
+        const tile::Vec<float, 4> sum = sum_at(i);
         // The accumulators of a row that saw nothing are 0.
 #pragma unroll
         for (int e = 0; e < 2; ++e)

@@ -31,15 +31,13 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   constexpr bool kAhead = kHeadDim <= 128;
   if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
   DecodeSchedule<block_m(kShape), block_n(kShape)> units(params, shape);
-  Segment segment;
-  if constexpr (kAhead) segment = units.next();
+#pragma unroll 1
   for (;;) {
-    if constexpr (!kAhead) segment = units.next();
+    const Segment segment = units.next();
     if (segment.is_none()) break;
     const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
         params, shape, segment, Lengths(params, segment.sequence));
     consumer.run();
-    if constexpr (kAhead) segment = units.next();
   }
   begin_access();  // of blocks that have nothing to do
   // By the block that has least to do.

@@ -136,6 +136,9 @@ struct WrittenSchedule {
 };
 
 // The walk through a thread block's units. All lanes of all warps do the same.
+//
+// Almost all of it runs once or twice a call, on instructions that other kernels and gigabytes of
+// keys have driven out of every cache since: each function below is called in one place.
 template <int kBlockM, int kBlockN>
 class DecodeSchedule {
  public:
@@ -147,14 +150,7 @@ class DecodeSchedule {
 
   __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
-    unsigned total = 0;
-    if (shape.uniform) {
-      blocks_ = of(0);
-      part_tiles_ = shape.part_tiles;
-      total = static_cast<unsigned>(p.batch_size) * units(blocks_);
-    } else {
-      total = count();
-    }
+    const unsigned total = count();
     const unsigned per = per_block(total, shape.num_blocks);
     unit_ = min(cluster_or_block(shape) * per, total);
     end_ = min(unit_ + per, total);
@@ -166,8 +162,9 @@ class DecodeSchedule {
     if (threadIdx.x >= 32) return;
     unsigned before = 0;
     for (int base = 0; base < sequences(); base += 32) {
-      const unsigned own = units_or_none(base + lane_), sum = inclusive_sum(own);
-      if (base + lane_ < sequences()) shape_.starts[base + lane_] = before + sum - own;
+      const bool exists = base + lane_ < sequences();
+      const unsigned own = exists ? units(of(base + lane_)) : 0, sum = inclusive_sum(own);
+      if (exists) shape_.starts[base + lane_] = before + sum - own;
       before += __shfl_sync(tile::kFullMask, sum, 31);
     }
     if (lane_ > 0) return;
@@ -241,9 +238,6 @@ class DecodeSchedule {
     return blocks.count(p_) *
            static_cast<unsigned>(blocks.units_of_block(shape_, part_tiles_, kBegin));
   }
-  __device__ __forceinline__ unsigned units_or_none(int sequence) const {
-    return sequence < sequences() ? units(of(sequence)) : 0;
-  }
   __device__ __forceinline__ unsigned inclusive_sum(unsigned x) const {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -254,64 +248,67 @@ class DecodeSchedule {
   }
 
   // The units of all sequences, when it is decided by their lengths what a unit is. Every thread
-  // block does this before its first copy.
+  // block does this before its first copy. Afterwards blocks_ are those of an only sequence, or of
+  // each if they are alike.
   __device__ __forceinline__ unsigned count() {
-    const bool decides = !shape_.whole && !is_split(shape_);
-    if (sequences() == 1) {
-      blocks_ = of(0);
-      const unsigned own = blocks_.tiles > 0 ? blocks_.count(p_) : 0;
-      const auto each = static_cast<unsigned>(blocks_.tiles);
-      if (decides) part_tiles_ = part_tiles(shape_.num_blocks, kBegin, own, own * each, each);
-      return units(blocks_);
-    }
-    if (decides) {
-      unsigned row_blocks = 0, tiles = 0, most = 0;
-      for (int base = 0; base < sequences(); base += 32) {
-        RowBlocks blocks{};
-        if (base + lane_ < sequences()) blocks = of(base + lane_);
-        const unsigned own = blocks.tiles > 0 ? blocks.count(p_) : 0;
-        const auto each = static_cast<unsigned>(blocks.tiles);
+    const int looked_at = shape_.uniform ? 1 : sequences();
+    bool decides = !shape_.uniform && !shape_.whole && !is_split(shape_);
+    part_tiles_ = decides ? 0 : shape_.part_tiles;
+#pragma unroll 1
+    for (;;) {
+      unsigned row_blocks = 0, tiles = 0, most = 0, total = 0;
+#pragma unroll 1
+      for (int base = 0; base < looked_at; base += 32) {
+        blocks_ = of(min(base + lane_, looked_at - 1));
+        const bool exists = base + lane_ < looked_at;
+        const unsigned own = exists && blocks_.tiles > 0 ? blocks_.count(p_) : 0;
+        const unsigned each = exists ? static_cast<unsigned>(blocks_.tiles) : 0;
         row_blocks += __reduce_add_sync(tile::kFullMask, own);
         tiles += __reduce_add_sync(tile::kFullMask, own * each);
         most = max(most, __reduce_max_sync(tile::kFullMask, each));
+        total += __reduce_add_sync(tile::kFullMask, exists ? units(blocks_) : 0);
       }
-      part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
-      if (part_tiles_ == 0) return tiles + row_blocks * kBegin;
+      if (decides) {
+        decides = false;
+        part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
+        if (part_tiles_ > 0) continue;
+      }
+      return shape_.uniform ? static_cast<unsigned>(p_.batch_size) * total : total;
     }
-    unsigned total = 0;
-    for (int base = 0; base < sequences(); base += 32)
-      total += __reduce_add_sync(tile::kFullMask, units_or_none(base + lane_));
-    return total;
-  }
-
-  // The units of 32 sequences. Moves to the one of them that has unit_, if one has.
-  __device__ __forceinline__ unsigned find_among(int base) {
-    const unsigned own = units_or_none(base + lane_), sum = inclusive_sum(own);
-    const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
-    if (has != 0) {
-      const int first = __ffs(static_cast<int>(has)) - 1;
-      sequence_ = base + first;
-      before_ += __shfl_sync(tile::kFullMask, sum - own, first);
-    }
-    return __shfl_sync(tile::kFullMask, sum, 31);
   }
 
   // Moves to the sequence that has unit_.
   __device__ __forceinline__ void find() {
-    if (shape_.uniform || (kFindsOnly && sequences() == 1)) {  // blocks_ are those of all
-      sequence_ = static_cast<int>(unit_ / units(blocks_));
-      before_ = static_cast<unsigned>(sequence_) * units(blocks_);
-      return;
-    }
+    const bool alike = shape_.uniform || (kFindsOnly && sequences() == 1);  // as blocks_
     const int last = sequence_;
-    if (last >= 0 && unit_ < before_ + units(blocks_)) return;
-    // From the one behind on, if there was one.
-    if (last >= 0) before_ += units(blocks_);
-    for (int base = last + 1; sequence_ == last; base += 32) {
-      const unsigned all = find_among(base);
-      if (sequence_ == last) before_ += all;
+    if (alike || last >= 0) {
+      const unsigned each = units(blocks_);
+      if (alike) {
+        sequence_ = static_cast<int>(unit_ / each);
+        before_ = static_cast<unsigned>(sequence_) * each;
+        return;
+      }
+      if (unit_ < before_ + each) return;
+      before_ += each;  // from the one behind on
     }
-    blocks_ = of(sequence_);
+#pragma unroll 1
+    for (int base = last + 1; sequence_ == last; base += 32) {
+      const RowBlocks own = of(min(base + lane_, sequences() - 1));
+      const unsigned count = base + lane_ < sequences() ? units(own) : 0;
+      const unsigned sum = inclusive_sum(count);
+      const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
+      const int lane = has != 0 ? __ffs(static_cast<int>(has)) - 1 : 31;
+      const unsigned all = __shfl_sync(tile::kFullMask, sum, lane);
+      if (has == 0) {
+        before_ += all;
+        continue;
+      }
+      sequence_ = base + lane;
+      before_ += all - __shfl_sync(tile::kFullMask, count, lane);
+      blocks_.of_head = __shfl_sync(tile::kFullMask, own.of_head, lane);
+      blocks_.tiles = __shfl_sync(tile::kFullMask, own.tiles, lane);
+      blocks_.first_tile = __shfl_sync(tile::kFullMask, own.first_tile, lane);
+    }
   }
 
   const AttentionParams& p_;
