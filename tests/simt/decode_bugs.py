@@ -374,6 +374,7 @@ DECODE_BUGS = (
         "all.add(of_groups, x, kGroups);",
         "all.add(of_groups, x, 1);",
     ),
+    _decode("one row of several", "combine.cuh", "index += gridDim.x", "index = rows"),
     # How parts of a block's groups add up, and results.
     _decode(
         "groups of one weight",

@@ -53,8 +53,10 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
     run(std::false_type(), std::false_type());
   }
   if (shape.whole) return;
-  simt::Launch rows{dim3(static_cast<unsigned>(params.batch_size * params.num_heads *
-                                               params.seqlen_q * decode::combine_blocks(kTile))),
+  // A thread block for each row, or by turns for three.
+  const std::int64_t rows_of_block = plan.grid % 2 == 0 ? 3 : 1;
+  const std::int64_t combined = decode::rows_to_combine(params, kTile);
+  simt::Launch rows{dim3(static_cast<unsigned>((combined + rows_of_block - 1) / rows_of_block)),
                     dim3(decode::kCombineThreads),
                     static_cast<std::size_t>(decode::combine_smem_bytes()), schedule};
   simt::start_early(&rows, tensors);
@@ -192,6 +194,8 @@ std::vector<DecodeCase> cases() {
       {{8, 170, 64, kCausal, 4, 1}, {}, {0, 3}},
       {{1, 200, 256, kCausal, 4, 2}, {}, {0, 3}},
       {{5, 90, 192, kFull, 2, 2}},
+      // Many parts of a row, and few.
+      {{1, 700, 128, kFull, 3, 1, Layout::kBshd, 0, 2}, {{700, 90}, 16}, {40, 41}},
       // Rows that see nothing.
       {{40, 20, 128, kCausal, 1, 1}},
       {{9, 3, 64, kCausal, 4, 2}},

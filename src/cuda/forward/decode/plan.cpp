@@ -1,5 +1,6 @@
 #include "core/plan/plan.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -167,11 +168,14 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (best.division.whole || best.cluster_size > 1) return true;
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
-  const std::int64_t rows = p.batch_size * p.num_heads * p.seqlen_q;
-  const std::int64_t most_rows = core::kMaxGrid / combine_blocks(tile);
-  if (rows > most_rows)
-    return refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
-  plan->after[plan->num_after++] = combine_launch(*plan, rows * combine_blocks(tile));
+  const std::int64_t rows = rows_to_combine(p, tile);
+  if (rows > core::kMaxGrid)
+    return refuse(why, "batch_size x num_heads x seqlen_q is more than ",
+                  core::kMaxGrid / combine_blocks(tile));
+  // No more thread blocks than there is room for at once: others would begin late.
+  const std::int64_t room = std::int64_t{kCombineBlocks} * std::max(device.num_sms, 1);
+  const std::int64_t rounds = std::max<std::int64_t>(core::ceil_div(rows, room), 1);
+  plan->after[plan->num_after++] = combine_launch(*plan, core::ceil_div(rows, rounds));
   return true;
 }
 

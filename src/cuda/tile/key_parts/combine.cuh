@@ -2,10 +2,11 @@
 
 // Adds up the parts of rows of out that several thread blocks have left in the workspace.
 //
-// A thread block per row of out, or per 128 columns of it. Its threads form groups, each of which
-// has these columns, four a thread, of every so many-th part; at the end the groups' sums are added
-// up in shared memory. Rows that one thread block had all keys of are done already, and rows that
-// see no key get their result here.
+// A thread block per row of out, or per 128 columns of it, or for several of these one after the
+// other, where there are more than the device has room for at once. Its threads form groups, each
+// of which has these columns, four a thread, of every so many-th part; at the end the groups' sums
+// are added up in shared memory. Rows that one thread block had all keys of are done already, and
+// rows that see no key get their result here.
 
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
@@ -138,14 +139,20 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   constexpr int kColumns = combine_columns(kHeadDim);
   constexpr unsigned kBlocks = combine_blocks(kHeadDim);
   ptx::let_next_grid_start_before_wait();
-  const CombinedRow row(params, blockIdx.x / kBlocks);
   // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
   if (!shape.uniform) ptx::wait_for_grids_ahead();
-  const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
-  if (shape.uniform) ptx::wait_for_grids_ahead();
-  if (parts.is_done) return;
-  add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(
-      params, shape, row, parts, static_cast<int>(blockIdx.x % kBlocks) * kColumns);
+  const auto rows = static_cast<unsigned>(rows_to_combine(params, kHeadDim));
+#pragma unroll 1
+  for (unsigned index = blockIdx.x; index < rows; index += gridDim.x) {
+    const CombinedRow row(params, index / kBlocks);
+    const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
+    ptx::wait_for_grids_ahead();
+    if (!parts.is_done) {
+      add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(
+          params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
+    }
+    __syncthreads();  // the next row's sums come to the same memory
+  }
 }
 
 // The same where a KV head has many rows, and row blocks of which one thread block had all keys are

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/util/inline.h"
+
 // Where thread blocks leave the parts of rows of out, and the blocks that add them up, as plain
 // host code.
 namespace dlattn::tile::key_parts {
@@ -27,6 +29,12 @@ constexpr int combine_columns(int head_dim_tile) {
 }
 constexpr int combine_blocks(int head_dim_tile) {  // of a row
   return out_columns(head_dim_tile) / combine_columns(head_dim_tile);
+}
+// Rows of out that a combine kernel adds up, or where a row is several blocks', parts of it. `p`:
+// an AttentionParams.
+template <typename Params>
+DLATTN_SHARED std::int64_t rows_to_combine(const Params& p, int head_dim_tile) {
+  return p.batch_size * p.num_heads * p.seqlen_q * combine_blocks(head_dim_tile);
 }
 constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
