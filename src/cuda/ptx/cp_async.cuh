@@ -33,6 +33,12 @@ __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool vali
   cp_async<kBytes, kBypassL1>(smem_address(smem), gmem, valid);
 }
 
+// PTX ISA, "Data Movement and Conversion Instructions: prefetch". Asks for a line of 128 bytes to
+// be brought to L2. It is no access: what grids ahead write to the line goes to L2 too.
+__device__ __forceinline__ void prefetch_to_l2(const void* gmem) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(gmem));
+}
+
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group".
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

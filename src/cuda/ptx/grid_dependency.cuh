@@ -4,6 +4,13 @@
 // stream is over. In a grid launched otherwise, and before compute capability 9.0, both do nothing.
 namespace dlattn::ptx {
 
+// Whether code that is compiled so may start before the grid ahead is over.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kStartsEarly = true;
+#else
+constexpr bool kStartsEarly = false;
+#endif
+
 // PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol", .wait. Waits
 // until the grids ahead are complete and all that they have written is visible.
 __device__ __forceinline__ void wait_for_grids_ahead() {

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   // Lengths and entries may be what the grid ahead computes. Without any, and where registers
   // allow, what is known before is worked out before.
   constexpr bool kAhead = kHeadDim <= 128;
+  if (!shape.uniform) ask_for_lists(params, shape);
   if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
   DecodeSchedule<block_m(kShape), block_n(kShape)> units(params, shape);
 #pragma unroll 1

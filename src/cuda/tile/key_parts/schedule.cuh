@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/key_parts/sequence.cuh"
 #include "cuda/tile/warp.cuh"
@@ -23,6 +24,23 @@ namespace dlattn::tile::key_parts {
 __device__ __forceinline__ void begin_access() {
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
+}
+
+// Asks for the lists of a problem to be brought to L2 while the grids ahead are waited for:
+// gigabytes of keys may have passed through it since the last call, and one list is read after the
+// other. Each thread of the grid asks for a line.
+__device__ __forceinline__ void ask_for_lists(const AttentionParams& p, const DecodeShape& shape) {
+  if constexpr (!ptx::kStartsEarly) return;
+  constexpr std::int64_t kOfLine = 128 / sizeof(std::int32_t);
+  const std::int64_t first = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kOfLine;
+  const auto ask = [first](const std::int32_t* list, std::int64_t count) {
+    if (list && first < count) ptx::prefetch_to_l2(list + first);
+  };
+  ask(p.seqused_k, p.batch_size);
+  ask(p.cu_seqlens_q, p.batch_size + 1);
+  const unsigned last_key = static_cast<unsigned>(max(p.seqlen_k, std::int64_t{1})) - 1;
+  ask(p.page_table.data,
+      (p.batch_size - 1) * p.page_table.batch_stride + shape.page_size.quotient(last_key) + 1);
 }
 
 // Whether units are parts that the caller asks for.

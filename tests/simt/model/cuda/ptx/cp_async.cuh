@@ -16,6 +16,8 @@ void cp_async(SmemAddress smem, const void* gmem, bool valid) {
   cp_async<kBytes, kBypassL1>(at_smem_address(smem), gmem, valid);
 }
 
+inline void prefetch_to_l2(const void*) {}
+
 inline void cp_async_commit() {
   simt::commit_async_copies();
 }

@@ -4,6 +4,8 @@
 
 namespace dlattn::ptx {
 
+constexpr bool kStartsEarly = true;
+
 inline void wait_for_grids_ahead() {
   simt::wait_for_grids_ahead();
 }
