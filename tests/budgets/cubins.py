@@ -41,6 +41,7 @@ _BACKWARD = {
         "score_mod_softcap",
         "pair",
         "late",
+        "whole",
         "convert",
     ),
     "wmma": ("keys", "queries", "convert", "bias", "large"),
@@ -52,6 +53,7 @@ _BACKWARD_SOME_TILES = {
     ("sm90", "pair"): (256,),
     ("sm90", "late"): (64, 128),
     ("wmma", "large"): (128, 256),
+    ("sm90", "whole"): (64, 128),
 }
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
