@@ -41,7 +41,6 @@ _BACKWARD = {
         "score_mod_softcap",
         "pair",
         "late",
-        "whole",
         "convert",
     ),
     "wmma": ("keys", "queries", "convert", "bias", "large"),
@@ -53,7 +52,6 @@ _BACKWARD_SOME_TILES = {
     ("sm90", "pair"): (256,),
     ("sm90", "late"): (64, 128),
     ("wmma", "large"): (128, 256),
-    ("sm90", "whole"): (64, 128),
 }
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)

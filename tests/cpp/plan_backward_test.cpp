@@ -280,32 +280,6 @@ void late_consumers_of_long_walks() {
   }
 }
 
-// One launch where clusters that have all keys of a head run at a time.
-void few_keys_in_one_launch() {
-  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
-  BackwardParams b = backward_problem();
-  AttentionParams& p = b.forward;
-  want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
-  const auto planned = [&](std::int64_t keys) {
-    p.seqlen_q = p.seqlen_k = keys;
-    return plan(b, h200, force("sm90"));
-  };
-  CHECK(std::string(planned(1).variant_name) == "whole" && planned(1).cluster_size == 1);
-  const Plan few = planned(300);
-  CHECK(few.cluster_size == 4 && few.grid == 2 * 8 * 4 && few.num_launches() == 1);
-  CHECK(std::string(planned(513).variant_name) == "plain");  // eight blocks of each of 16 heads
-  p.batch_size = 1;
-  CHECK(planned(1024).cluster_size == 8);
-  CHECK(std::string(planned(1025).variant_name) == "plain");
-  p.batch_size = 8;
-  CHECK(planned(256).grid == 128 && std::string(planned(257).variant_name) == "plain");
-  p.batch_size = 2, p.softcap = 5.0;
-  CHECK(std::string(planned(300).variant_name) == "softcap");
-  p.softcap = 0.0;
-  want_slopes_and_sinks(&b, false, true);
-  CHECK(std::string(planned(300).variant_name) == "plain");
-}
-
 // Registers do not suffice for both with head_dim 128.
 void score_mod_with_softcap_by_head_dim() {
   const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
@@ -415,7 +389,6 @@ int main() {
   pairs_of_wide_heads();
   softcap_beyond_fp32();
   late_consumers_of_long_walks();
-  few_keys_in_one_launch();
   score_mod_with_softcap_by_head_dim();
   deterministic_on_hopper();
   what_is_wanted_is_launched();

@@ -12,7 +12,6 @@ HEAD = "backward/scalar/head.cuh"
 KERNEL = "backward/scalar/kernel.cuh"
 BIAS = "backward/scalar/bias.cuh"
 DELTA = "delta/row_blocks/kernel.cuh"
-DELTA_ROWS = "tile/delta_rows.cuh"
 REDUCE = "reduce/partial_sums/kernel.cuh"
 
 
@@ -20,7 +19,6 @@ BACKWARD_SM90 = ("backward_sm90",)
 CONSUMER = "backward/sm90/consumer.cuh"
 LATE_CONSUMER = "backward/sm90/late_consumer.cuh"
 WIDE_CONSUMER = "backward/sm90/wide_consumer.cuh"
-WHOLE_KERNEL = "backward/sm90/whole_kernel.cuh"
 PRODUCER = "backward/sm90/producer.cuh"
 SCORES = "backward/sm90/scores.cuh"
 SETUP = "backward/sm90/setup.cuh"
@@ -108,13 +106,9 @@ BACKWARD_BUGS = (
     _backward("the last keys left out", KERNEL, "n < tiles.end", "n + 1 < tiles.end"),
     _backward("one query of a tile in dbias", BIAS, "row + 1 : kTile", "row + 1 : 1"),
     _backward("one head in dbias", BIAS, "h < heads.end", "h < heads.begin + 1"),
-    _backward("dlse added", DELTA_ROWS, "delta - dlse", "delta + dlse"),
-    _backward(
-        "delta of one of a thread's rows for all", DELTA_ROWS, "if (r == lane)", "if (r == 0)"
-    ),
-    _backward(
-        "dout of columns that there are not", DELTA_ROWS, "group > 0 && at >= columns", "false"
-    ),
+    _backward("dlse added", DELTA, "delta - dlse", "delta + dlse"),
+    _backward("delta of one of a thread's rows for all", DELTA, "if (r == lane)", "if (r == 0)"),
+    _backward("dout of columns that there are not", DELTA, "group > 0 && at >= columns", "false"),
     _backward(
         "rows before the first sequence taken for its own", DELTA, "row >= rows.start && ", ""
     ),
@@ -197,25 +191,6 @@ BACKWARD_BUGS = (
     ),
     _sm90(
         "late dQ of this tile", LATE_CONSUMER, "dq_sum(last_head, last_m)", "dq_sum(last_head, 0)"
-    ),
-    # Clusters that have all keys of a head.
-    _sm90(
-        "no barrier of the cluster behind delta",
-        WHOLE_KERNEL,
-        "ptx::cluster_sync_memory();\n  // The same",
-        "// The same",
-    ),
-    _sm90(
-        "no barrier of the cluster before dq",
-        WHOLE_KERNEL,
-        "ptx::cluster_sync_memory();\n    if (problem.dq_sum)",
-        "if (problem.dq_sum)",
-    ),
-    _sm90(
-        "no dq of a block's share",
-        WHOLE_KERNEL,
-        "int i = share.rank; i < p.heads_per_kv_head * tiles",
-        "int i = share.rank + 1; i < p.heads_per_kv_head * tiles",
     ),
     # Pairs of blocks.
     _sm90("dS of pairs without a fence", PAIR_CONSUMER, "ptx::fence_proxy_async();", ""),

@@ -4,7 +4,6 @@
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/pair_kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
-#include "cuda/backward/sm90/whole_kernel.cuh"
 #include "cuda/backward/wmma/bias.cuh"
 #include "cuda/backward/wmma/shape.h"
 #include "cuda/delta/row_blocks/kernel.cuh"
@@ -39,12 +38,6 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
         p, dlattn::backward_wmma::planned_shape(p, plan, dlattn::backward_wmma::kBias, kTile));
   if (launch.variant == sm90::kConvert)
     return sm90::convert_kernel<T, kTile>(sm90::query_problem(p, kTile));
-  if constexpr (!sm90::is_wide(kTile)) {
-    if (launch.variant == sm90::kWhole) {
-      const bool wide = dlattn::delta::row_blocks::make_shape(p, plan).wide;
-      return sm90::whole_kernel<T, kTile>(sm90::whole_problem(p, kTile), maps, p, wide);
-    }
-  }
   const sm90::Problem problem = sm90::key_problem(p, kTile);
   if (launch.variant == sm90::kSoftcap) return sm90::softcap_kernel<T, kTile>(problem, maps);
   if (launch.variant == sm90::kDeterministic)
@@ -67,17 +60,14 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
 template <typename T, int kTile>
 class Run {
  public:
-  // With one SM no grid is one of clusters that run at a time.
-  Run(const Case& c, const Wanted& w, bool deterministic, int num_sms)
+  Run(const Case& c, const Wanted& w, bool deterministic)
       : case_(c), wanted_(w), tensors_(simt::make_backward_tensors<T>(c, w)) {
     params_ = simt::make_backward_params(c, w, tensors_);
     params_.deterministic = deterministic;
     dlattn::Options options;
     options.kernel = "sm90";
-    dlattn::DeviceInfo device = simt::hopper();
-    device.num_sms = num_sms;
     std::vector<std::string> reasons;
-    if (!dlattn::core::fastest_plan(params_, device, options, &plan_, &reasons))
+    if (!dlattn::core::fastest_plan(params_, simt::hopper(), options, &plan_, &reasons))
       simt::die("no plan: %s", reasons.empty() ? "" : reasons[0].c_str());
     const std::int64_t size = plan_.workspace_bytes / 4;
     tensors_.workspace.allocate({1, 1, 1, size}, {size, size, size, 1});
@@ -173,7 +163,7 @@ class Run {
                            static_cast<std::size_t>(launch.smem_bytes), order.schedule};
       if (launch.kernel == "sm90" && launch.variant != sm90::kConvert) {
         // In the harness blocks that run at once are a cluster. There may be one too many.
-        threads.cluster_size = plan_.cluster_size > 1 ? plan_.cluster_size : order.blocks;
+        threads.cluster_size = launch.variant == sm90::kPair ? plan_.cluster_size : order.blocks;
         threads.grid.x = (threads.grid.x + order.blocks - 1) / order.blocks * order.blocks;
       }
       simt::start_early(&threads, tensors_);
@@ -374,35 +364,17 @@ std::vector<Case> pair_cases() {
   };
 }
 
-// All keys of a head in one cluster: of one block and of several, with some that have no keys; rows
-// that see nothing.
-std::vector<Case> whole_cases(int head_dim) {
-  std::vector<Case> cases = {
-      {1, 3, head_dim, kFull},
-      {200, 300, head_dim, kCausal},
-      {129, 257, head_dim, kTopLeft, 2, 2, Layout::kBhsd, head_dim, 2},
-  };
-  if (head_dim == 128) return cases;  // as 64, but for the queries of a step
-  simt::append(&cases, {{300, 40, head_dim, kCausal},
-                        {63, 127, head_dim - 8, kTopLeft, 2, 2, Layout::kPacked, head_dim - 16, 2},
-                        {20, 40, head_dim, kCausal, 2, 2, Layout::kBroadcast, 0, 2},
-                        {70, 600, head_dim, kFull}});
-  cases.push_back(simt::with({200, 300, head_dim, kFull, 1, 1},
-                             [](Case& c) { c.window_left = 20, c.window_right = 90; }));
-  return cases;
-}
-
 template <typename T, int kTile>
 void run_all(const simt::Arguments& arguments, const std::string& kind,
              const std::vector<Case>& cases, const Wanted& wanted, bool deterministic, int* passed,
-             int* failed, int num_sms = 1) {
+             int* failed) {
   for (const Case& c : cases) {
     const std::string name =
         "backward sm90 " + kind + " " + dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name();
     if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
     if (name.find(arguments.filter()) == std::string::npos) continue;
     const simt::HangGuard guard(name);
-    const bool ok = Run<T, kTile>(c, wanted, deterministic, num_sms)(name);
+    const bool ok = Run<T, kTile>(c, wanted, deterministic)(name);
     ++*(ok ? passed : failed);
     if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
   }
@@ -428,12 +400,8 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
     wanted.per[1] = false;
     run_all<T, kTile>(arguments, "summed dbias", {dbias_cases(kTile)[0]}, wanted, false, passed,
                       failed);
-    if constexpr (sm90::is_wide(kTile)) {
+    if constexpr (sm90::is_wide(kTile))
       run_all<T, kTile>(arguments, "pair", pair_cases(), Wanted(), false, passed, failed);
-    } else {
-      run_all<T, kTile>(arguments, "whole", whole_cases(kTile), Wanted(), false, passed, failed,
-                        132);
-    }
   }
 }
 
@@ -459,7 +427,7 @@ void run(const simt::Arguments& arguments, int* passed, int* failed) {
       if (name.find(arguments.filter()) == std::string::npos) continue;
       const simt::HangGuard guard(name);
       for (const bool late : {false, true}) {
-        Run<T, kTile> own(c, w, false, 1);
+        Run<T, kTile> own(c, w, false);
         if (late && !own.make_late()) break;
         const bool ok = own(name + (late ? " late" : ""));
         ++*(ok ? passed : failed);

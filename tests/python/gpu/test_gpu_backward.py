@@ -107,15 +107,10 @@ def test_the_family_that_is_chosen(dtype: str, seed: int) -> None:
 def test_a_workspace_of_the_plan(kernel: str, dtype: str, deterministic: bool) -> None:
     problem = random_problem(18, dtype, DEVICE, most=100, features=("causal",), dims=(64,))
     problem.forward()
-    given = {
-        **problem.inputs,
-        **problem.options,
-        "out": problem.out,
-        "lse": problem.lse,
-    }
+    given = {**problem.inputs, **problem.options, "out": problem.out, "lse": problem.lse}
     given |= {"dout": problem.dout, "kernel": kernel, "deterministic": deterministic}
     plan = dlattn.plan_backward(**given)
-    assert plan.kernel == kernel and plan.num_launches == len(plan.launches) > 0
+    assert plan.kernel == kernel and plan.num_launches == len(plan.launches) > 1
     memory = torch.full((plan.workspace_bytes,), 255, dtype=torch.uint8, device=DEVICE)
     check(problem, kernel=kernel, deterministic=deterministic, workspace=memory)
     with pytest.raises(dlattn.UnsupportedError, match="workspace has"):
@@ -235,12 +230,7 @@ def test_sums_in_turns_on_a_busy_gpu(case: str, dim: int) -> None:
         memory.fill_(255)
         for x in results.values():
             x.fill_(torch.nan)
-        more_here = {
-            **results,
-            **more,
-            "workspace": memory,
-            "deterministic": deterministic,
-        }
+        more_here = {**results, **more, "workspace": memory, "deterministic": deterministic}
         backward(dout, q, k, v, out, lse, kernel="sm90", **more_here)
         return [x.clone() for x in results.values()]
 
@@ -302,56 +292,6 @@ def test_long_walks(
             largest = want.abs().max()
             assert largest > 0 and error <= 0.05 * largest, (name, error, largest)
             assert error <= 1.2 * of_other + 1e-4 * largest, (name, error, of_other)
-
-
-# Few keys, in one launch: of a dtype, head_dim, batch, queries, keys and heads.
-FEW_KEYS = [
-    ("bfloat16", 128, 2, 256, 256, 32, True),
-    ("float16", 128, 3, 512, 512, 8, True),
-    ("bfloat16", 64, 1, 512, 400, 24, False),
-    ("float16", 64, 3, 700, 513, 4, "bottom_right"),
-    ("bfloat16", 128, 1, 1000, 1024, 12, False),
-    ("float16", 64, 1, 1024, 1024, 8, True),
-    ("bfloat16", 96, 2, 333, 77, 16, False),
-    ("float16", 64, 1, 1, 1, 1, False),
-]
-
-
-@pytest.mark.skipif(not HOPPER, reason="sm90 runs on compute capability 9.0")
-@pytest.mark.parametrize("case", FEW_KEYS)
-def test_whole_gradients_in_one_launch(case: Any, memory: Any) -> None:
-    """100 times, beside another stream, as near to float64 as sums in turns."""
-    dtype, dim, batch, queries, keys, heads, causal = case
-    q, k, v = qkv(dtype, queries, keys, batch=batch, heads=heads, heads_kv=heads, dim=dim)
-    dout = normal(*q.shape, dtype=dtype, seed=9)
-    out, lse = dlattn.attention(q, k, v, return_lse=True, causal=causal)
-    results = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
-    given = {**results, "workspace": memory, "kernel": "sm90", "causal": causal}
-    plan = dlattn.plan_backward(dout, q, k, v, out, lse, **given)
-    assert plan.variant == "whole" and plan.num_launches == 1
-
-    def run(deterministic: bool) -> Any:
-        memory.fill_(torch.nan)
-        for x in results.values():
-            x.fill_(torch.nan)
-        dlattn.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **given)
-        return [x.clone() for x in results.values()]
-
-    exact, in_turns = exact_gradients((q, k, v), dout, None, causal=causal), run(True)
-    largest = [want.abs().max() for want in exact]
-    other, noise = torch.cuda.Stream(), torch.randn(2048, 2048, device=DEVICE)
-    for i in range(100):
-        with torch.cuda.stream(other):
-            torch.mm(noise[: 64 + 16 * i], noise)
-        found = run(False)
-        for name, ours, turns, want, most in zip(
-            results, found, in_turns, exact, largest, strict=True
-        ):
-            error, of_other = ((x.double() - want).abs().max() for x in (ours, turns))
-            tiny = 1e-4 * most + (1e-3 if keys == 1 else 0.0)
-            assert error <= 0.05 * most + tiny, (i, name, error, most)
-            assert error <= 1.2 * of_other + tiny, (i, name, error, of_other)
-    other.synchronize()
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])

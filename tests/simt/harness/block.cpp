@@ -648,8 +648,7 @@ void ordering_collective(const char* name, unsigned mask, Combine combine, void*
 void run(const Launch& launch, void (*body)(void*), void* context) {
   shape = launch;
   block_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
-  if (block_threads < 1 || block_threads > kMaxBlockThreads)
-    die("a block of %d threads", block_threads);
+  if (block_threads < 1 || block_threads > kMaxThreads) die("a block of %d threads", block_threads);
   num_blocks = static_cast<int>(launch.cluster_size);
   num_threads = num_blocks * block_threads;
   const unsigned x = launch.grid.x, y = launch.grid.y, count = x * y * launch.grid.z;

@@ -33,8 +33,7 @@
 namespace simt {
 
 constexpr int kWarpSize = 32;
-constexpr int kMaxBlockThreads = 1024;
-constexpr int kMaxThreads = 3072;  // of a cluster
+constexpr int kMaxThreads = 1024;  // of a block, and of a cluster
 
 // Order in which runnable threads get their turn: 0 in order, 1 reversed, any other number shuffled
 // by that seed, odd ones switching between warps at every collective, even ones running a warp as

@@ -224,9 +224,7 @@ inline void issue_bulk_addition(float* to, unsigned char* smem, int bytes) {
         static_cast<void*>(to));
   if (!in_dynamic_smem(smem, bytes)) die("a bulk addition from beyond shared memory");
   check_global_access();
-  for (int b = 0; b < bytes; b += 4)  // atomic, as others may add meanwhile
-    static_cast<void>(
-        __atomic_load_n(reinterpret_cast<std::uint32_t*>(to) + b / 4, __ATOMIC_RELAXED));
+  touch(to, bytes);
   for (int b = 0; b < bytes; b += 16) {
     if (!same_in_async_view(smem + b))
       die("a bulk addition of what threads wrote without fence.proxy.async");

@@ -6,17 +6,32 @@
 
 namespace dlattn::backward_sm90 {
 
-// A consumer's part of a tile of queries, from the sum of dQ, as a consumer of the backward kernel
-// had it, to dq. `sum`: of the head's first row.
+// The sum of dQ to dq. A thread block has a tile of block_m queries of a head, each of its
+// warpgroups one part of it, which it reads as a consumer of the backward kernel had it.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void convert_part(const Problem& p, const float* sum, int entry,
-                                             int head, const tile::SequenceRows& rows, int m,
-                                             int part) {
+__global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
+    convert_kernel(const __grid_constant__ Problem p) {
   constexpr int kBlockM = block_m(kHeadDim, false), kColumns = part_columns(kHeadDim, false);
   constexpr int kRowParts = dq_parts(kHeadDim, false).rows;
+  // Places are worked out before the wait where no memory is read: for the grid ahead to hide.
+  if (p.cu_seqlens_q) ptx::wait_for_grids_ahead();
+  const tile::WorkTile work = work_place(p, blockIdx.x);
+  tile::SequenceRows rows = {0, static_cast<int>(p.seqlen_q)};
+  int entry = work.batch;
+  if (p.cu_seqlens_q && blockIdx.x < p.num_blocks) {
+    rows = tile::query_rows(p, work.batch);
+    entry = 0;
+  }
+  const int part = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   const int row_part = part % kRowParts, column = part / kRowParts * kColumns;
-  const float* const from = sum + static_cast<std::int64_t>(m) * kBlockM * kHeadDim +
-                            part * kWarpgroupRows * kColumns + ThreadIndex().index * 4;
+  const ThreadIndex thread;
+  const std::int64_t first =
+      first_row(p, static_cast<int>(p.num_heads.divisor()), work.batch, work.head, rows.start);
+  const float* const from = p.dq_sum + (first + work.m_block * kBlockM) * kHeadDim +
+                            part * kWarpgroupRows * kColumns + thread.index * 4;
+  if (!p.cu_seqlens_q) ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+  if (blockIdx.x >= p.num_blocks || work.m_block * kBlockM >= rows.count) return;
   float acc[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; i += 4) {
@@ -27,32 +42,9 @@ __device__ __forceinline__ void convert_part(const Problem& p, const float* sum,
   }
   MutableTensorView columns = p.dq;
   columns.data = static_cast<T*>(p.dq.data) + column;
-  store_rows<T, kColumns>(columns, entry, head, rows, m * kBlockM + row_part * kWarpgroupRows,
-                          p.head_dim - column, p.softmax_scale, acc);
-}
-
-// The sum of dQ to dq. A thread block has a tile of block_m queries of a head, each of its
-// warpgroups one part of it.
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
-    convert_kernel(const __grid_constant__ Problem p) {
-  // A block works out its place before the wait where no memory is read: for the grid ahead to
-  // hide.
-  if (p.cu_seqlens_q) ptx::wait_for_grids_ahead();
-  const tile::WorkTile work = work_place(p, blockIdx.x);
-  tile::SequenceRows rows = {0, static_cast<int>(p.seqlen_q)};
-  int entry = work.batch;
-  if (p.cu_seqlens_q && blockIdx.x < p.num_blocks) {
-    rows = tile::query_rows(p, work.batch);
-    entry = 0;
-  }
-  const std::int64_t first =
-      first_row(p, static_cast<int>(p.num_heads.divisor()), work.batch, work.head, rows.start);
-  if (!p.cu_seqlens_q) ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-  if (blockIdx.x >= p.num_blocks || work.m_block * block_m(kHeadDim, false) >= rows.count) return;
-  convert_part<T, kHeadDim>(p, p.dq_sum + first * kHeadDim, entry, work.head, rows, work.m_block,
-                            static_cast<int>(threadIdx.x) / kWarpgroupThreads);
+  store_rows<T, kColumns>(columns, entry, work.head, rows,
+                          work.m_block * kBlockM + row_part * kWarpgroupRows, p.head_dim - column,
+                          p.softmax_scale, acc);
 }
 
 }  // namespace dlattn::backward_sm90

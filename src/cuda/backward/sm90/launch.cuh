@@ -6,9 +6,7 @@
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/pair_kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
-#include "cuda/backward/sm90/whole_kernel.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/plan/backward_launches.h"
 #include "cuda/tensor_map.h"
 
 namespace dlattn::backward_sm90 {
@@ -31,8 +29,7 @@ constexpr auto kernel_of(int variant) {
 }
 
 template <DType dtype, int kTile>
-void launch(const BackwardParams& params, const Plan& plan, const dlattn::Launch& launch,
-            void* stream) {
+void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& launch, void* stream) {
   using T = cuda::Element<dtype>;
   const cuda::DeviceGuard device(params.forward.device.index, "backward");
   const int num_threads = launch.num_warps * 32;
@@ -46,14 +43,6 @@ void launch(const BackwardParams& params, const Plan& plan, const dlattn::Launch
                            cuda::encode_tensor_map(device, boxes.k, dtype),
                            cuda::encode_tensor_map(device, boxes.v, dtype),
                            cuda::encode_tensor_map(device, boxes.dout, dtype)};
-  if constexpr (!is_wide(kTile)) {
-    if (launch.variant == kWhole) {
-      const bool wide = delta::row_blocks::make_shape(params, plan).wide;
-      return cuda::launch_clusters<whole_kernel<T, kTile>>(
-          device, launch.grid, launch.cluster_size, num_threads, launch.smem_bytes, stream,
-          whole_problem(params, kTile), maps, params, wide);
-    }
-  }
   const Problem problem = key_problem(params, kTile);
   const auto launch_as = [&](auto variant) {
     constexpr auto kKernel = kernel_of<T, kTile>(variant);

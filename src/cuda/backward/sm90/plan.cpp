@@ -84,7 +84,7 @@ double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& wal
 
 // Nanoseconds. A step is a tile of queries with a block's keys.
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
-  const double launches = plan.variant == kWhole ? 4000.0 : 9000.0;
+  constexpr double kLaunches = 9000.0;
   constexpr double kWithTurns = 1.15;
   const auto [rate, block] = speed(plan);
   const AttentionParams& p = b.forward;
@@ -97,12 +97,11 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
   const auto passes = static_cast<double>(num_passes(b));
   const double longest =  // of a thread block
-      cost::mean_seqlen_q(p) * plan.block_n / (plan.variant == kPair ? kPairBlocks : 1) * group *
-      passes;
+      cost::mean_seqlen_q(p) * plan.block_n / plan.cluster_size * group * passes;
   const double blocks = static_cast<double>(plan.grid);
   const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double rounds = std::ceil(blocks / sms);
-  const double ns = launches + rounds * passes * block + most * per_pair;
+  const double ns = kLaunches + rounds * passes * block + most * per_pair;
   if (!is_in_turns(b)) return ns;
   // The longest blocks come last.
   const double tail = walk.longest > walk.mean ? longest / 2.0 * per_pair : 0.0;
@@ -127,11 +126,10 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   } else if (is_in_turns(b)) {
     plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   } else {
-    plan->variant = softcap                             ? kSoftcap
-                    : is_in_pairs(b, tile)              ? kPair
-                    : is_whole(b, tile, device.num_sms) ? kWhole
-                    : is_late(b, tile)                  ? kLate
-                                                        : kPlain;
+    plan->variant = softcap                ? kSoftcap
+                    : is_in_pairs(b, tile) ? kPair
+                    : is_late(b, tile)     ? kLate
+                                           : kPlain;
   }
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
@@ -146,16 +144,11 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     plan->cluster_size = kPairBlocks;
     plan->grid *= kPairBlocks;
   }
-  if (plan->variant == kWhole) {
-    plan->cluster_size = whole_blocks(p);
-    plan->grid = plan->cluster_size * p.num_heads_kv * p.batch_size;
-  }
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->parts_per_head = slope_parts_per_head(b, tile);
   const BackwardWorkspace map = workspace_map(b, tile);
   plan->workspace_bytes = map.own + (b.dq.data ? dq_sum_bytes(p, tile) : 0);
   if (is_in_turns(b)) plan->workspace_bytes += turns_bytes(p);
-  if (plan->variant == kWhole) return true;
   // Blocks only store parts of dalibi_slopes whose queries see their keys.
   plan->cleared_bytes = plan->workspace_bytes - (plan->parts_per_head ? map.slope_parts : map.own);
   add_delta(b, plan);

@@ -37,50 +37,36 @@ __device__ __forceinline__ void produce_queries(const Problem& p, const TensorMa
   shared.queries.end_fill(use);
 }
 
-// Starts the copies of the block's keys. By one thread.
-template <bool kVarlen, int kHeadDim, bool kSoftcap>
-__device__ __forceinline__ void start_keys(const TensorMaps& maps,
-                                           const Shared<kHeadDim, kSoftcap>& shared, int batch) {
-  constexpr int kBlockN = shared.kBlockN;
-  const auto& work = shared.work();
-  ptx::mbarrier_arrive_expect_tx(shared.keys_full, 2 * shared.kKeyBytes);
-  const auto keys = tile::box_source<kVarlen>(work.head_kv, batch, work.start_k, work.seqlen_k);
-#pragma unroll
-  for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-    keys.load(shared.k() + tile_bytes(kBlockN, d), maps.k, shared.keys_full, d, work.n0);
-    keys.load(shared.v() + tile_bytes(kBlockN, d), maps.v, shared.keys_full, d, work.n0);
-  }
-}
-
-// Brings the tiles of queries that see them, of all heads of q that share them.
-template <bool kVarlen, int kHeadDim, bool kSoftcap>
-__device__ __forceinline__ void produce_heads(const Problem& p, const TensorMaps& maps,
-                                              const Shared<kHeadDim, kSoftcap>& shared, int batch,
-                                              std::int64_t first_row, unsigned* use) {
-  const auto& work = shared.work();
-  int head = work.head_kv * p.heads_per_kv_head;
-  for (int left = p.heads_per_kv_head; left > 0; --left, ++head, first_row += p.padded_rows) {
-    const auto rows = tile::box_source<kVarlen>(head, batch, work.start_q, work.seqlen_q);
-    for (int m = work.tiles.begin; m < work.tiles.end; ++m, ++*use)
-      produce_queries(p, maps, shared, rows, *use, m, first_row);
-  }
-}
-
 // The producer's warp: one lane starts all copies of the block, and all of them bring lse and
 // delta.
 template <bool kVarlen, bool kPasses, int kHeadDim, bool kSoftcap>
 __device__ __forceinline__ void produce(const Problem& p, const TensorMaps& maps,
                                         const Shared<kHeadDim, kSoftcap>& shared) {
+  constexpr int kBlockN = shared.kBlockN;
   const auto& work = shared.work();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   if (work.tiles.begin >= work.tiles.end) return;
   unsigned use = 0;
 #pragma unroll 1
   for (int pass = 0; pass < (kPasses ? p.passes : 1); ++pass) {
     if (kPasses && pass > 0) ptx::mbarrier_sleep(shared.keys_empty, (pass - 1) % 2);
     const int batch = work.batch + pass;
-    if (threadIdx.x % 32 == 0) start_keys<kVarlen>(maps, shared, batch);
-    produce_heads<kVarlen>(p, maps, shared, batch,
-                           work.first_row + pass * p.heads_per_entry * p.padded_rows, &use);
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect_tx(shared.keys_full, 2 * shared.kKeyBytes);
+      const auto keys = tile::box_source<kVarlen>(work.head_kv, batch, work.start_k, work.seqlen_k);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        keys.load(shared.k() + tile_bytes(kBlockN, d), maps.k, shared.keys_full, d, work.n0);
+        keys.load(shared.v() + tile_bytes(kBlockN, d), maps.v, shared.keys_full, d, work.n0);
+      }
+    }
+    std::int64_t first_row = work.first_row + pass * p.heads_per_entry * p.padded_rows;
+    int head = work.head_kv * p.heads_per_kv_head;
+    for (int left = p.heads_per_kv_head; left > 0; --left, ++head, first_row += p.padded_rows) {
+      const auto rows = tile::box_source<kVarlen>(head, batch, work.start_q, work.seqlen_q);
+      for (int m = work.tiles.begin; m < work.tiles.end; ++m, ++use)
+        produce_queries(p, maps, shared, rows, use, m, first_row);
+    }
   }
 }
 

@@ -81,37 +81,14 @@ inline int keys_of_work(const BackwardParams& b, int head_dim_tile) {
   return is_in_pairs(b, head_dim_tile) ? kPairKeys : block_n(head_dim_tile);
 }
 
-// Whether the family has nothing to do but what the plain kernel does, in sequences of one length.
-inline bool is_plain(const BackwardParams& b, int head_dim_tile) {
-  const AttentionParams& p = b.forward;
-  return !is_wide(head_dim_tile) && p.softcap == 0.0 && !has_score_mod(p) && !is_in_turns(b) &&
-         !p.cu_seqlens_q;
-}
-
-// Thread blocks of a cluster that has all keys of a head: a power of two.
-inline int whole_blocks(const AttentionParams& p) {
-  int blocks = 1;
-  while (blocks < kMostWholeBlocks && blocks * kNumConsumers * kWarpgroupRows < p.seqlen_k)
-    blocks *= 2;
-  return blocks;
-}
-// Whether one launch computes all (whole_kernel.cuh): where such clusters have all keys, and all of
-// them run at a time. Those of four and eight blocks leave SMs over in each of the GPU's parts.
-// With grouped heads the blocks are too few to share out what other launches have all SMs for.
-inline bool is_whole(const BackwardParams& b, int head_dim_tile, int num_sms) {
-  const AttentionParams& p = b.forward;
-  const int blocks = whole_blocks(p);
-  return is_plain(b, head_dim_tile) && !b.dsinks.data && p.num_heads == p.num_heads_kv &&
-         p.seqlen_q > 0 && p.seqlen_k > 0 && blocks * block_n(head_dim_tile) >= p.seqlen_k &&
-         blocks * p.num_heads * p.batch_size <= (blocks <= 2 ? num_sms : num_sms / 4 * 3);
-}
-
 // Whether consumers compute dQ a step late (late_consumer.cuh): where blocks walk 96 tiles of
 // queries in the mean. So it pays for what its start and its end cost, some two tiles' time.
 inline bool is_late(const BackwardParams& b, int head_dim_tile) {
   constexpr std::int64_t kLeastTiles = 96;
   const AttentionParams& p = b.forward;
-  if (!is_plain(b, head_dim_tile) || p.window_left >= 0 || p.window_right >= 0) return false;
+  if (is_wide(head_dim_tile) || p.softcap != 0.0 || has_score_mod(p) || is_in_turns(b) ||
+      p.cu_seqlens_q || p.window_left >= 0 || p.window_right >= 0)
+    return false;
   const std::int64_t group = p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1);
   const std::int64_t tiles = p.seqlen_q / block_m(head_dim_tile, false) * group;
   return (p.causal == Causal::kNone ? tiles : tiles / 2) >= kLeastTiles;
@@ -222,12 +199,6 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
     walk_heads(&problem, 1, static_cast<std::uint32_t>(last));
   }
   return problem;
-}
-// A cluster for each KV head, whose blocks are neighbours.
-inline Problem whole_problem(const BackwardParams& b, int head_dim_tile) {
-  const int keys = block_n(head_dim_tile);
-  return make_problem(b, head_dim_tile, whole_blocks(b.forward) * keys, keys,
-                      b.forward.num_heads_kv, b.forward.batch_size);
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;

@@ -18,16 +18,13 @@ enum Kernel {
   kDeterministicSoftcap,
   kScoreMod,  // ALiBi, bias and mask, in turns or not
   kScoreModSoftcap,
-  kPair,   // plain, of wide heads
-  kLate,   // plain, of long walks (late_consumer.cuh)
-  kWhole,  // plain, of few keys, in one launch (whole_kernel.cuh)
+  kPair,  // plain, of wide heads
+  kLate,  // plain, of long walks (late_consumer.cuh)
   kConvert
 };
-constexpr const char* kKernelNames[] = {"plain",         "softcap",
-                                        "deterministic", "deterministic_softcap",
-                                        "score_mod",     "score_mod_softcap",
-                                        "pair",          "late",
-                                        "whole",         "convert"};
+constexpr const char* kKernelNames[] = {
+    "plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "score_mod_softcap",
+    "pair",  "late",    "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
@@ -143,9 +140,6 @@ constexpr int smem_with_mask(int head_dim_tile, bool softcap) {
 constexpr int kPairBlocks = 2;
 constexpr int kPairKeys = kNumConsumers * kWarpgroupRows;
 constexpr int kPairQueries = 64;  // of a step
-
-// The most thread blocks of a cluster that has all keys of a head (whole_kernel.cuh).
-constexpr int kMostWholeBlocks = 8;
 
 // Byte offsets into the dynamic shared memory of either block of a pair. The first one has K and
 // two tiles of Q, the second one V, half of K's columns and one tile of Q.
