@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
 from dlattn.integrations.torch import kernels, overrideable  # noqa: E402
+from dlattn.integrations.torch.ops import KERNELS  # noqa: E402
 
 
 def tensor(*shape: int, seed: int, dtype: Any = torch.float32) -> Any:
@@ -200,6 +201,14 @@ def test_what_lacked_memory_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -
     q, _, v = inputs()
     with pytest.raises(dlattn.UnsupportedError, match="num_heads is"):
         dlattn.torch.attention(q, tensor(2, 9, 3, 16, seed=1), v)
+
+
+def test_operators_in_python_take_what_native_code_left() -> None:
+    """They have no gradients either."""
+    given = inputs(bhsd=True)
+    with KERNELS.in_python(), torch._C._AutoDispatchBelowAutograd():
+        found = overrideable._forward(None, *given, dropout_p=-5.0)[0]  # bhsd and nothing else
+    assert torch.equal(found, dlattn.torch.attention(*given, layout="bhsd"))
 
 
 def test_a_failure_in_the_backward_pass_has_its_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,8 @@ def _forward(_keys: Any, *given: Any, scale: float | None = None, **options: Any
     del settings["deterministic"]
     arguments = _scores(named.get("attn_bias"), settings) | {"scale": scale}
     call = torch.ops.dlattn.attention.default
-    out, lse = run("attention", call, [named[name] for name in _QKV], arguments)
+    with torch.no_grad():  # the operator may be Python's, which refuses what requires grad
+        out, lse = run("attention", call, [named[name] for name in _QKV], arguments)
     return out, lse, None, None, 0, 0, None, None, None
 
 
