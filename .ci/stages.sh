@@ -12,7 +12,7 @@ builds=$(mktemp -d "$(pwd -P)/build.XXXXXX")
 export PYTEST_DEBUG_TEMPROOT=$builds DLATTN_TEST_BUILDS=$builds SKBUILD_BUILD_DIR=${builds##*/}/skbuild
 # pip compiles no bytecode, of which most is never used: 200 MB of the frameworks' sources. What is imported is compiled
 # once, into the run's folder.
-export PYTHONPYCACHEPREFIX=$work/pycache PIP_NO_COMPILE=1
+export PYTHONPYCACHEPREFIX=$work/pycache PIP_COMPILE=0
 # A worker per core, a file at a time: Python's tests run beside those of C++, which come first.
 export PYTEST_ADDOPTS="-p no:cacheprovider -n $(nproc) --dist loadfile --no-loadscope-reorder ${PYTEST_ADDOPTS:-}"
 # The workers take all cores. Threads of NumPy and torch that wait in a loop would take them from one another: up to
