@@ -326,7 +326,8 @@ WRONG = {
     "one length with q of no library": (
         lambda: of_cache(q=Exporter(), cache_seqlens=3),
         TypeError,
-        "cache_seqlens is 3 with q of type Exporter; accepted: an int32 tensor of shape (batch,)",
+        f"cache_seqlens is 3 with q of type {Exporter.__module__}.Exporter; "
+        "accepted: an int32 tensor of shape (batch,)",
     ),
     "lengths": (
         lambda: of_cache(cache_seqlens=np.array([1, 0, 3, 65], np.int32)),
