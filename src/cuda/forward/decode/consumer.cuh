@@ -327,7 +327,8 @@ struct Consumer {
     };
     // Loops are not unrolled where a lane has few columns: instructions that run once take longer
     // to fetch than to run. Sums are made in one place then, and wait in shared memory.
-    constexpr int kUnroll = kScarce ? kPairs : 1;
+    // With keys of bytes, all of them would take one register more than there are on 8.9.
+    constexpr int kUnroll = !kScarce ? 1 : kBytes ? 8 : kPairs;
     if (!kScarce || (ptx::kClusters && shape.cluster_log2 > 0)) {
       // Where the first group's part was, of which nobody else reads this lane's.
 #pragma unroll kUnroll

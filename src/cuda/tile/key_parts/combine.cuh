@@ -141,9 +141,9 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   ptx::let_next_grid_start_before_wait();
   // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
   if (!shape.uniform) ptx::wait_for_grids_ahead();
-  const auto rows = static_cast<unsigned>(rows_to_combine(params, kHeadDim));
+  unsigned index = blockIdx.x;  // there is a row for each thread block
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < rows; index += gridDim.x) {
+  do {
     const CombinedRow row(params, index / kBlocks);
     const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
     ptx::wait_for_grids_ahead();
@@ -152,7 +152,8 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
           params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
     }
     __syncthreads();  // the next row's sums come to the same memory
-  }
+    index += gridDim.x;
+  } while (index < static_cast<unsigned>(rows_to_combine(params, kHeadDim)));
 }
 
 // The same where a KV head has many rows, and row blocks of which one thread block had all keys are
