@@ -49,7 +49,7 @@ def figures(results: Path) -> str:
     parts = [sweep_markdown(measured(results, "sweep"), ROOT)]
     if gradients := measured(results, "backward"):
         parts.append(backward_markdown(gradients, ROOT))
-    decode = results / "h100-decode.json"
+    decode = results / "h200-decode.json"
     if decode.is_file():
         parts.append(decode_markdown(decode, ROOT))
     return wrapped("\n\n".join(parts))

@@ -115,7 +115,12 @@ def _sources(documents: Mapping[str, Any], paths: Sequence[Path], root: Path) ->
         files = sorted(path for path in paths if record.stem(path) == name)
         links = ", ".join(f"[{p.name}]({p.relative_to(root).as_posix()})" for p in files)
         known = document["versions"]
-        names = [name for name in ("torch", "fa3", "fa3-fwd", "fa4") if name in known]
+        timed = {r["contestant"] for r in document["results"] if r.get("seconds")}
+        names = [
+            name
+            for name, peer in (("torch", ""), ("fa3", "fa3"), ("fa3-fwd", "fa3"), ("fa4", "fa4"))
+            if name in known and (not peer or peer in timed)
+        ]
         versions = [f"{_PEERS.get(name, name)} {known[name]}" for name in names]
         if "cudnn" in known:
             versions.append(f"cuDNN {record.cudnn_version(known['cudnn'])}")
