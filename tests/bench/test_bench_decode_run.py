@@ -290,24 +290,24 @@ def test_readme_has_decoding_once_it_is_measured(
     monkeypatch.setattr(generator, "sweep_markdown", lambda paths, root: f"sweep {paths[0].name}")
     (tmp_path / "h200-sweep.json").touch()
     assert generator.figures(tmp_path) == "sweep h200-sweep.json"
-    (tmp_path / "h100-decode.json").write_text(json.dumps(example()))
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example()))
     text = generator.figures(tmp_path)
     assert text.startswith("sweep h200-sweep.json\n\nDecoding, one query of each sequence: ")
     assert "NVIDIA H200, bfloat16, microseconds a call" in text
-    assert "([h100-decode.json](h100-decode.json))" in text
+    assert "([h200-decode.json](h200-decode.json))" in text
     assert "| (B,H,keys,D) | dlattn | cuDNN | FlashAttention-2 |" in text
     assert "| (1,32/8,8192,128) | 8.4 | 8.0 | 11.2 |" in text
     assert text.count("\n| (") == 6
 
-    (tmp_path / "h100-decode.json").write_text(json.dumps(example(only="contiguous")))
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example(only="contiguous")))
     assert generator.figures(tmp_path) == text
-    (tmp_path / "h100-decode.json").write_text(json.dumps(example(only="mixes")))
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example(only="mixes")))
     assert "| (1,32/8,8192,128) | - | - | - |" in generator.figures(tmp_path)
 
     document = example()
     for entry in document["results"]:
         entry["contestant"] = entry["contestant"].replace("torch-flash", "fa3")
-    (tmp_path / "h100-decode.json").write_text(json.dumps(document))
+    (tmp_path / "h200-decode.json").write_text(json.dumps(document))
     text = generator.figures(tmp_path)
     assert "| dlattn | cuDNN | FlashAttention-2 | FlashAttention-3 |" in text
     assert "| (1,32/8,8192,128) | 8.4 | 8.0 | - | 11.2 |" in text
