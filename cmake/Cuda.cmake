@@ -4,6 +4,14 @@ if(NOT DLATTN_CUDA)
   return()
 endif()
 
+foreach(_folder IN ITEMS "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}")
+  if(_folder MATCHES ",")
+    message(FATAL_ERROR
+      "dlattn: nvcc takes a folder whose name has a comma for two: \"${_folder}\". Build in another folder; "
+      "-DDLATTN_CUDA=OFF builds the CPU backend alone, in any.")
+  endif()
+endforeach()
+
 # CMake itself looks for nvcc in CUDACXX and PATH; toolkits are often in neither.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(CMAKE_CUDA_COMPILER nvcc

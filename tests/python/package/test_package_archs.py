@@ -300,3 +300,18 @@ def test_windows_has_the_cpu_library_alone(
     words = " ".join(done.stderr.split())
     assert done.returncode != 0
     assert told in words and "Accepted: -DDLATTN_CUDA=OFF" in words
+
+
+@pytest.mark.parametrize("which", ["PROJECT_SOURCE_DIR", "PROJECT_BINARY_DIR"])
+def test_a_comma_in_a_folders_name(which: str) -> None:
+    """nvcc reads `-I"a, b"` as two folders, and does not find the headers."""
+    cmake = shutil.which("cmake", path=PATH)
+    if not cmake:
+        pytest.skip("no cmake")
+    folders = {"PROJECT_SOURCE_DIR": "/src", "PROJECT_BINARY_DIR": "/src/build", which: "/a, b"}
+    defined = [f"-D{name}={folder}" for name, folder in folders.items()]
+    command = [cmake, "-DDLATTN_CUDA=ON", *defined, "-P", str(ROOT / "cmake" / "Cuda.cmake")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    told = " ".join(result.stderr.split())
+    assert 'a folder whose name has a comma for two: "/a, b". Build in another folder' in told
