@@ -28,6 +28,16 @@ def test_every_bug_finds_its_place(bug: Any) -> None:
         assert mutant.text != (CUDA / mutant.file).read_text()
 
 
+def test_a_mutant_is_tried_with_a_tile_that_has_its_code_first() -> None:
+    assert set(mutate.FAMILY_TILE) <= set(mutate.FAMILIES)
+    mutants = mutate.all_mutants(CUDA)
+    tiles = {mutant.file: mutant.tile for mutant in mutants}
+    assert all(tiles.get(file, tile) == tile for file, tile in mutate.FILE_TILE.items())
+    assert all((CUDA / file).exists() for file in mutate.FILE_TILE)
+    pairs = [mutant for mutant in mutants if " of a pair" in mutant.kind]
+    assert pairs and all(mutant.tile == 256 for mutant in pairs)
+
+
 def test_no_marker_is_left_over() -> None:
     used = {bug.marker for bug in seed_bugs.SEED_BUGS}
     files = [path for path in CUDA.rglob("*") if path.suffix in {".h", ".cuh", ".cpp"}]

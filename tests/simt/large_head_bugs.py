@@ -15,7 +15,8 @@ def _wide(kind: str, file: str, part: str, replace: str) -> SeedBug:
 
 
 def _pair(kind: str, file: str, part: str, replace: str) -> SeedBug:
-    return SeedBug(kind, ("sm90",), "", replace, part=part, file=f"forward/sm90/{file}")
+    place = f"forward/sm90/{file}"
+    return SeedBug(kind, ("sm90",), "", replace, part=part, file=place, tile=256)
 
 
 LARGE_HEAD_BUGS = (

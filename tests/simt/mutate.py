@@ -148,19 +148,31 @@ SLOW_TO_SHOW = {
 }
 
 # The variants that are tried, likeliest first. The first has but one tile of head_dim, which takes
-# far less time to compile than all.
-ONE_TILE = " 64"
-OWN_TILE = {
-    "wmma_halves": "512",
-    "decode_wide": "576",
-    "sm90_latent": "576",
-    "sm90_wide": "512",
-    "sm90_fp8": "128",
-    "sm90_fp8_scaled": "128",
-}  # of families most of whose cases have another tile
-RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
-NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
-ACCESSES_FIRST = ("asan" + ONE_TILE, "asan", "plain", "tsan")
+# far less time to compile than all: the mutant's.
+RACES_FIRST = ("tsan tile", "tsan", "asan", "plain")
+NUMBERS_FIRST = ("plain tile", "plain", "asan", "tsan")
+ACCESSES_FIRST = ("asan tile", "asan", "plain", "tsan")
+
+USUAL_TILE = 64
+# Families most of whose cases have another tile.
+FAMILY_TILE = {
+    "wmma_halves": 512,
+    "decode_wide": 576,
+    "sm90_latent": 576,
+    "sm90_wide": 512,
+    "sm90_fp8": 128,
+    "sm90_fp8_scaled": 128,
+}
+# Files that only kernels of another tile are made of.
+FILE_TILE = {
+    "backward/sm90/pair_consumer.cuh": 256,
+    "backward/sm90/pair_kernel.cuh": 256,
+    "backward/sm90/pair_producer.cuh": 256,
+    "backward/sm90/pair_setup.cuh": 256,
+    "backward/sm90/wide_consumer.cuh": 256,
+    "backward/wmma/large_keys.cuh": 128,
+    "backward/wmma/shared_keys.cuh": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,12 @@ class Mutant:
     variants: tuple[str, ...]
     number: int = 1  # of those in the file that have the same statement
     count: int = 1
+    own_tile: int = 0  # that alone shows it
+
+    @property
+    def tile(self) -> int:
+        usual = FAMILY_TILE.get(self.family, USUAL_TILE)
+        return self.own_tile or FILE_TILE.get(self.file, usual)
 
     @property
     def which(self) -> str:
@@ -262,7 +280,7 @@ def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
         mutated = source[:begin] + bug.replace + source[end:]
         statement = " ".join(source[begin:end].split())
         variants = ACCESSES_FIRST if bug.asan else NUMBERS_FIRST
-        yield Mutant(family, file, statement, bug.kind, mutated, variants)
+        yield Mutant(family, file, statement, bug.kind, mutated, variants, own_tile=bug.tile)
 
 
 def all_mutants(cuda: Path) -> list[Mutant]:
@@ -302,8 +320,6 @@ class Bench:
         """Return the command that compiles the test of a family, but for libraries and output."""
         c = self.config
         variant, _, tile = variant.partition(" ")
-        if tile and family in OWN_TILE:
-            tile = OWN_TILE[family]
         includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
         command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
         command += [f"-I{path}" for path in includes]
@@ -385,7 +401,8 @@ class Bench:
         shutil.copytree(self.source, source)
         (source / "cuda" / mutant.file).write_text(mutant.text)
         caught = None
-        for variant in mutant.variants:
+        for name in mutant.variants:
+            variant = name.replace("tile", str(mutant.tile))
             self.check_baseline(mutant.family, variant)
             how = self.outcome(source, mutant.family, variant, work)
             if how is not None:

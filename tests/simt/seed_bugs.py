@@ -37,6 +37,7 @@ class SeedBug:
     file: str = ""
     # Is what AddressSanitizer or UBSan sees, or needs their build's short runs of keys.
     asan: bool = False
+    tile: int = 0  # of head_dim, where that of most cases does not show it
 
 
 SEED_BUGS = (
