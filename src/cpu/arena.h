@@ -4,7 +4,7 @@
 
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
-// Scratch memory of one thread, dealt out in order. With a null base it only adds up sizes.
+// Scratch memory of one thread, given out in order. With a null base it only adds up sizes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}

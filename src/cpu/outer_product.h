@@ -127,7 +127,7 @@ DLATTN_INLINE void product_rows(int rows, const ProductArgs<T>& args) {
   product_block<T, kProduct, kRows, kCols>(args);
 }
 
-// All rows of the result for kCols vectors of queries. Rows are dealt out evenly: a last block of
+// All rows of the result for kCols vectors of queries. Rows are spread evenly: a last block of
 // one or two rows would have too few sums to hide latency.
 template <typename T, Product kProduct, int kCols>
 void product_columns(std::int64_t rows, ProductArgs<T> args) {

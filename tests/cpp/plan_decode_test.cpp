@@ -34,7 +34,7 @@ AttentionParams problem(std::int64_t batch_size, std::int64_t seqlen_q, std::int
 
 // A query over many keys: as many blocks as the device holds, by the workspace. Many sequences:
 // a block each.
-void dealt() {
+void work_is_partitioned() {
   const Plan one = dlattn::plan(problem(1, 1, 8192), h200);
   CHECK(one.kernel == "decode");
   CHECK(one.variant_name == std::string("rows16"));
@@ -482,7 +482,7 @@ void shared_memory() {
 }  // namespace
 
 int main() {
-  dealt();
+  work_is_partitioned();
   lengths_on_the_device();
   varlen_queries_over_caches();
   modified_scores();

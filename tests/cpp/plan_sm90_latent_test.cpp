@@ -37,7 +37,7 @@ void served() {
   CHECK_EQ(plan.smem_bytes, config.smem_bytes);
   CHECK(plan.smem_bytes <= h200.max_smem_per_block);
   CHECK_EQ(plan.packed_heads, 128);
-  // Sequences may be of any lengths: keys are dealt to all SMs, and parts are added up.
+  // Sequences may be of any lengths: keys are spread over all SMs, and parts are added up.
   CHECK_EQ(plan.grid, h200.num_sms);
   CHECK_EQ(plan.num_after, 1);
   // In one wave: six blocks an SM, the same number for each of 16 row blocks.

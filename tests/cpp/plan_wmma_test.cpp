@@ -49,7 +49,7 @@ void tile_shapes() {
       {32, 32, 512, 64, true, kN, kN, kW, kB},
       {4, 32, 4096, 64, true, kN, kW, kW, kB},
       {32, 16, 512, 128, true, kN, kN, kN, kB},
-      // The copy engine where there is one, and an SM holds 194 KB.
+      // TMA where there is any, and an SM holds 194 KB.
       {4, 16, 4096, 128, false, kN, kN, kN, kB},
       {4, 16, 4096, 128, true, kN, kN, kN, kB},
       // Registers leave one wide block of head_dim 256 to an SM.

@@ -214,7 +214,7 @@ DECODE_BUGS = (
         "mask.every_row(first_row, last_row)",
         "mask.any_row(first_row, last_row)",
     ),
-    # How the work is dealt.
+    # How the work is partitioned.
     _decode(
         "two parts of a block in one place",
         "schedule.cuh",
@@ -340,14 +340,14 @@ DECODE_BUGS = (
     _decode(
         "last part left out",
         "combine.cuh",
-        "parts.end = (begin + dealt.of_block - 1) / parts.per + 1;",
-        "parts.end = (begin + dealt.of_block - 1) / parts.per;",
+        "parts.end = (begin + schedule.of_block - 1) / parts.per + 1;",
+        "parts.end = (begin + schedule.of_block - 1) / parts.per;",
     ),
     _decode(
         "a part too many",
         "combine.cuh",
-        "parts.end = (begin + dealt.of_block - 1) / parts.per + 1;",
-        "parts.end = (begin + dealt.of_block) / parts.per + 1;",
+        "parts.end = (begin + schedule.of_block - 1) / parts.per + 1;",
+        "parts.end = (begin + schedule.of_block) / parts.per + 1;",
     ),
     _decode(
         "last part several times",

@@ -8,7 +8,7 @@
 // Tile shapes of the kernels for few queries over many keys.
 namespace dlattn::decode {
 
-using namespace tile::key_parts;  // how the keys are dealt, and parts added up
+using namespace tile::key_parts;  // how the keys are partitioned, and parts added up
 
 constexpr int kElementBytes = 2;     // of q and out, and of what is multiplied: float16 or bfloat16
 constexpr int kKeyBytes[] = {2, 1};  // that elements of k and v may have: as q, int8 or e4m3

@@ -9,7 +9,7 @@
 // The one tile shape: latents of up to 576 columns, of which the first ones, up to 512, are V.
 namespace dlattn::sm90_latent {
 
-using namespace tile::key_parts;  // how the keys are dealt, and parts added up
+using namespace tile::key_parts;  // how the keys are partitioned, and parts added up
 using tile::wgmma::kBlockRowBytes;
 using tile::wgmma::kWarpgroupThreads;
 

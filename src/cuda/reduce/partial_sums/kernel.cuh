@@ -2,8 +2,8 @@
 
 // Adds up the partial sums that the launches of a backward pass have left in the workspace:
 // dalibi_slopes, then dsinks. A thread block has one number of the result, and adds its parts up in
-// a fixed order: sequence by sequence, head by head, the parts of a head dealt to the threads. What
-// a result has no stride for is summed over.
+// a fixed order: sequence by sequence, head by head, the parts of a head spread over the threads.
+// What a result has no stride for is summed over.
 
 #include <cstdint>
 

@@ -44,7 +44,7 @@ struct PartsOfRow {
                                                   const CombinedRow& row) {
     constexpr int kBegin = fixed_overhead_tiles(kBlockN);
     PartsOfRow parts;
-    WrittenSchedule dealt(params, shape, row.sequence);
+    WrittenSchedule schedule(params, shape, row.sequence);
     const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
     if (row.query >= Lengths(params, row.sequence).seqlen_q) {
       parts.is_done = true;
@@ -53,15 +53,15 @@ struct PartsOfRow {
       const int head_kv = row.head / heads;
       const int row_of_head = row.query * heads + row.head - head_kv * heads;
       const int row_block = row_of_head / kBlockM;
-      dealt.set_blocks(params, shape, blocks, row.sequence, kBegin);
-      parts.own = by_parts(shape, dealt.part_tiles);
-      parts.per = parts.own ? 1 : per_block(dealt.total, shape.num_blocks);
+      schedule.set_blocks(params, shape, blocks, row.sequence, kBegin);
+      parts.own = by_parts(shape, schedule.part_tiles);
+      parts.per = parts.own ? 1 : per_block(schedule.total, shape.num_blocks);
       const unsigned begin =
-          dealt.before +
-          static_cast<unsigned>(head_kv * blocks.of_head + row_block) * dealt.of_block;
+          schedule.before +
+          static_cast<unsigned>(head_kv * blocks.of_head + row_block) * schedule.of_block;
       parts.start = parts.own ? begin : begin + kBegin;
       parts.first = parts.start / parts.per;
-      parts.end = (begin + dealt.of_block - 1) / parts.per + 1;
+      parts.end = (begin + schedule.of_block - 1) / parts.per + 1;
       parts.is_done = parts.end - parts.first == 1;
       parts.row_of_block = row_of_head % kBlockM;
     }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   constexpr int kColumns = combine_columns(kHeadDim);
   constexpr unsigned kBlocks = combine_blocks(kHeadDim);
   ptx::let_next_grid_start_before_wait();
-  // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
+  // The grid ahead of both may compute the lengths, and the kernel writes how it partitioned them.
   if (!shape.uniform) ptx::wait_for_grids_ahead();
   unsigned index = blockIdx.x;  // there is a row for each thread block
 #pragma unroll 1

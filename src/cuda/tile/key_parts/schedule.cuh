@@ -6,10 +6,10 @@
 #include "cuda/tile/key_parts/sequence.cuh"
 #include "cuda/tile/warp.cuh"
 
-// How the work is dealt. A row block is kBlockM rows of a KV head of a sequence, with the tiles of
-// keys that a row of the sequence sees. It is made of units, which are numbered sequence by
-// sequence, head by head, row block by row block, and each thread block takes as many of them, one
-// behind the other. A unit is
+// How the work is partitioned. A row block is kBlockM rows of a KV head of a sequence, with the
+// tiles of keys that a row of the sequence sees. It is made of units, which are numbered sequence
+// by sequence, head by head, row block by row block, and each thread block takes as many of them,
+// one behind the other. A unit is
 //   a row block         where thread blocks have whole ones (DecodeShape::whole), or clusters,
 //                       whose blocks have as many tiles of it each;
 //   a part of one       where the keys are split as the caller asks (split_tiles, num_splits), or
@@ -76,11 +76,11 @@ struct RowBlocks {
   __device__ __forceinline__ unsigned count(const AttentionParams& p) const {
     return static_cast<unsigned>(p.num_heads_kv) * static_cast<unsigned>(of_head);
   }
-  // The tiles of a unit, at most, where units are parts. `dealt`: DecodeShape::part_tiles.
-  __device__ __forceinline__ int unit_tiles(const DecodeShape& shape, int dealt) const {
+  // The tiles of a unit, at most, where units are parts. `part_tiles`: as in DecodeShape.
+  __device__ __forceinline__ int unit_tiles(const DecodeShape& shape, int part_tiles) const {
     if (shape.whole) return max(tiles, 1);
     if (shape.num_splits > 0) return max((tiles + shape.num_splits - 1) / shape.num_splits, 1);
-    return shape.split_tiles > 0 ? shape.split_tiles : max(dealt, 1);
+    return shape.split_tiles > 0 ? shape.split_tiles : max(part_tiles, 1);
   }
   // The tile where the first unit would begin, were all its keys seen.
   __device__ __forceinline__ int origin(const DecodeShape& shape) const {
@@ -88,12 +88,12 @@ struct RowBlocks {
   }
   // The units of each row block; none if it sees nothing, unless it is whole. `begin`: units for
   // beginning.
-  __device__ __forceinline__ int units_of_block(const DecodeShape& shape, int dealt,
+  __device__ __forceinline__ int units_of_block(const DecodeShape& shape, int part_tiles,
                                                 int begin) const {
     if (shape.whole) return 1;
     if (tiles == 0) return 0;
-    if (!is_split(shape) && dealt == 0) return begin + tiles;
-    const int each = unit_tiles(shape, dealt);
+    if (!is_split(shape) && part_tiles == 0) return begin + tiles;
+    const int each = unit_tiles(shape, part_tiles);
     return (end() - origin(shape) + each - 1) / each;
   }
 };
@@ -127,7 +127,7 @@ __device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_block
   return (total + num_blocks - 1) / num_blocks;
 }
 
-// How units were dealt, when the kernel that walks the keys is done.
+// How the work was partitioned, when the kernel that walks the keys is done.
 struct WrittenSchedule {
   int part_tiles = 0;
   unsigned total = 0;     // of all sequences

@@ -12,11 +12,11 @@ constexpr int fixed_overhead_tiles(int block_n) {
 }
 
 // The tiles of a part if row blocks are to be divided into parts of one size, a thread block each;
-// 0 if tiles are to be dealt one by one. For row blocks with `tiles` in all and at most `most`
+// 0 if tiles are to be given out one by one. For row blocks with `tiles` in all and at most `most`
 // each.
 //
 // Parts of one size, as many of each row block as there are thread blocks for, end after the
-// longest; tiles dealt one by one after as many as any thread block has, but then most thread
+// longest; tiles given out one by one after as many as any thread block has, but then most thread
 // blocks have pieces of two row blocks, and begin twice.
 DLATTN_SHARED int part_tiles(unsigned num_blocks, unsigned begin, unsigned row_blocks,
                              unsigned tiles, unsigned most) {
