@@ -13,6 +13,23 @@ namespace dlattn::tile {
 // of smaller ones down to 2^-14 of it are normal numbers.
 constexpr int kByteShift = 8;
 
+// P = 2^(scale (S - base)) of a tile's row h, in place, times 2^kShift. Returns this lane's part of
+// their sum.
+template <int kShift, int kGroups>
+__device__ __forceinline__ float exponentials(float (&acc_s)[kGroups][4], int h, float base,
+                                              float scale) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+    for (int e = 2 * h; e < 2 * h + 2; ++e) {
+      acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kShift)));
+      sum += acc_s[j][e];
+    }
+  }
+  return sum;
+}
+
 // P = 2^(S - row max) of a tile, in place, times 2^kByteShift; raises the row max before. `softmax`
 // is a row's, with this lane's part of the sum, which is that of P before it is rounded. Returns
 // the factor of what was accumulated before.
@@ -25,17 +42,7 @@ __device__ __forceinline__ float probabilities(OnlineSoftmax& softmax, float (&a
     largest = fmaxf(largest, fmaxf(acc_s[j][2 * h], acc_s[j][2 * h + 1]));
   // seed: row-max
   const float factor = softmax.raise_max(reduce_max<4>(largest), scale);
-  const float base = softmax.finite_max();
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-    for (int e = 2 * h; e < 2 * h + 2; ++e) {
-      acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kByteShift)));
-      sum += acc_s[j][e];
-    }
-  }
-  softmax.row_sum += sum;
+  softmax.row_sum += exponentials<kByteShift>(acc_s, h, softmax.finite_max(), scale);
   return factor;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/forward/wmma8/given_rows.cuh"
 #include "cuda/forward/wmma8/int8_query.cuh"
 #include "cuda/forward/wmma8/softmax.cuh"
+#include "cuda/tile/e4m3_softmax.cuh"
 
 // Scores of 8-bit integers, whose scale is a tile's of a row, and the probabilities that become of
 // them: relative to the maximum of the tile, so that each tile has the whole range of e4m3.
@@ -70,16 +71,7 @@ struct TileOfRow {
   template <int kGroups>
   __device__ __forceinline__ float probabilities(float (&acc_s)[kGroups][4], int h) const {
     const float base = largest == -INFINITY ? 0.0f : largest;
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-      for (int e = 2 * h; e < 2 * h + 2; ++e) {
-        acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kInt8Shift)));
-        sum += acc_s[j][e];
-      }
-    }
-    return sum;
+    return tile::exponentials<kInt8Shift>(acc_s, h, base, scale);
   }
 };
 
