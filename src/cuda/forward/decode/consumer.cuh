@@ -106,12 +106,8 @@ struct Consumer {
   // Where a row of Q lies.
   template <typename Q = T>
   __device__ __forceinline__ const Q* query_row(int row) const {
-    const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-    const int head = segment.head_kv * heads + row - query * heads;
-    const Q* const q = static_cast<const Q*>(params.q.data) + head * params.q.head_stride;
-    if (!params.cu_seqlens_q)
-      return q + segment.sequence * params.q.batch_stride + query * params.q.row_stride;
-    return q + (tile::query_rows(params, segment.sequence).start + query) * params.q.row_stride;
+    return tile::key_parts::query_row<Q>(params, shape, segment.sequence, segment.head_kv, mask,
+                                         row);
   }
 
   // Q straight to the lanes that multiply it: few rows are read once.
