@@ -25,7 +25,7 @@ SETUP = "backward/sm90/setup.cuh"
 PRODUCTS = "backward/sm90/products.cuh"
 SCORE_TILES = "backward/sm90/score_tiles.cuh"
 SCORE_MOD = "backward/sm90/score_mod.cuh"
-TURNS = "backward/sm90/turns.cuh"
+SEMAPHORE = "backward/sm90/dq_semaphore.cuh"
 SM90_KERNEL = "backward/sm90/kernel.cuh"
 PAIR_CONSUMER = "backward/sm90/pair_consumer.cuh"
 PAIR_PRODUCER = "backward/sm90/pair_producer.cuh"
@@ -222,21 +222,25 @@ BACKWARD_BUGS = (
     # Turns of deterministic sums.
     _sm90(
         "no wait for the turn of a tile",
-        TURNS,
+        SEMAPHORE,
         "if (dlattn::contains(before, tile.m)) ptx::wait_for_counter(counter(tile), turn());",
         "",
     ),
-    _sm90("a turn not passed on", TURNS, "ptx::raise_counter(own, turn() + 1);", ""),
-    _sm90("a turn passed on too early", TURNS, "shared.wait_added(use);", ""),
-    _sm90("the next turn before this one is over", TURNS, "shared.turns.wait_empty(use);", ""),
-    _sm90("turns of other tiles", TURNS, "kBlockM + tile.m;", "kBlockM;"),
-    _sm90("turns of other heads", TURNS, "+ head * problem.padded_rows", "+ 0 * head"),
-    _sm90("sums without a turn", CONSUMER, "shared.turns.wait_full(use - 1);", ""),
-    _sm90("sums without a turn in wide heads", WIDE_CONSUMER, "shared.turns.wait_full(done);", ""),
+    _sm90("a turn not passed on", SEMAPHORE, "ptx::raise_counter(own, turn() + 1);", ""),
+    _sm90("a turn passed on too early", SEMAPHORE, "shared.wait_added(use);", ""),
+    _sm90(
+        "the next turn before this one is over", SEMAPHORE, "shared.may_add.wait_empty(use);", ""
+    ),
+    _sm90("turns of other tiles", SEMAPHORE, "kBlockM + tile.m;", "kBlockM;"),
+    _sm90("turns of other heads", SEMAPHORE, "+ head * problem.padded_rows", "+ 0 * head"),
+    _sm90("sums without a turn", CONSUMER, "shared.may_add.wait_full(use - 1);", ""),
+    _sm90(
+        "sums without a turn in wide heads", WIDE_CONSUMER, "shared.may_add.wait_full(done);", ""
+    ),
     _sm90(
         "blocks by number instead of by ticket",
         SM90_KERNEL,
-        "in_turns ? ptx::take_ticket(problem.tickets) : blockIdx.x",
+        "in_order ? ptx::take_ticket(problem.tickets) : blockIdx.x",
         "blockIdx.x",
     ),
     # ALiBi, bias and mask.
@@ -269,8 +273,8 @@ BACKWARD_BUGS = (
     _sm90(
         "turns not waited for beside a bias",
         SCORE_TILES,
-        "turns.wait(use);",
-        "shared.turns.wait_empty(use), shared.turns.end_fill(use);",
+        "semaphore.wait(use);",
+        "shared.may_add.wait_empty(use), shared.may_add.end_fill(use);",
     ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),

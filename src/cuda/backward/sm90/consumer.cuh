@@ -16,7 +16,7 @@ namespace dlattn::backward_sm90 {
 // keys give. Scores are transposed, with keys as rows: so P^T and dS^T are, packed, the operands in
 // registers of dV += P^T dO and dK += dS^T Q, and dS alone goes through shared memory, for dQ. A
 // step ends by starting the scores of the next one, which run while dQ is added.
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInOrder, bool kScoreMod>
 struct Consumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
   static constexpr int kDqNumbers = kBlockM * kHeadDim / (kNumConsumers * kWarpgroupThreads);
@@ -36,7 +36,7 @@ struct Consumer {
     } else {
       walk();
     }
-    if (!adds_in_turns()) dq_part().wait_until_sent();
+    if (!adds_in_order()) dq_part().wait_until_sent();
   }
 
  private:
@@ -54,8 +54,8 @@ struct Consumer {
   std::uint32_t rP[kBlockM / 16][4], rDS[kBlockM / 16][4];
 
   // Whether blocks add to dQ one after another. Kernels that modify scores are asked.
-  __device__ __forceinline__ bool adds_in_turns() const {
-    return kInTurns || (kScoreMod && problem.tickets);
+  __device__ __forceinline__ bool adds_in_order() const {
+    return kInOrder || (kScoreMod && problem.tickets);
   }
 
   // All tiles of queries that see the keys, of all heads of a batch entry.
@@ -181,7 +181,7 @@ struct Consumer {
         if (thread.lane == 0) shared.score_gradients.end_fill(use);
       }
     }
-    if (!adds_in_turns()) dq_part().wait_until_sent();
+    if (!adds_in_order()) dq_part().wait_until_sent();
     ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);
     start_dq<T, kHeadDim, kSoftcap>(acc_dq, shared.ds(use), shared.k(), consumer);
     ptx::wgmma_wait<1>();  // dK and dV
@@ -193,8 +193,8 @@ struct Consumer {
       if (thread.lane == 0 && problem.score_mod.has_tiles()) shared.score_tiles.release(use - 1);
     }
     if (problem.dq_sum) {
-      if (adds_in_turns()) {
-        shared.turns.wait_full(use - 1);
+      if (adds_in_order()) {
+        shared.may_add.wait_full(use - 1);
         add_dq(head, m);
         shared.end_adding(use - 1);
       } else {
@@ -202,7 +202,7 @@ struct Consumer {
       }
     }
     if constexpr (kHasNext) start_gradients();
-    if (problem.dq_sum && !adds_in_turns()) dq_part().send(dq_sum(head, m));
+    if (problem.dq_sum && !adds_in_order()) dq_part().send(dq_sum(head, m));
     if constexpr (kHasNext) finish_scores(next <= m ? head + 1 : head, next);
   }
 

@@ -9,41 +9,42 @@
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
 // in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh); convert.cuh
 // finishes it.
-// In deterministic kernels, and in others on request, blocks add in turns (turns.cuh). With a bias
-// or a mask the idle warps of the producer's warpgroup bring their tiles (score_tiles.cuh). Shared
-// memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each stage
-// of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
+// In deterministic kernels, and in others on request, dQ is summed in a fixed order
+// (dq_semaphore.cuh). With a bias or a mask the idle warps of the producer's warpgroup bring their
+// tiles (score_tiles.cuh). Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full"
+// and one "empty" for each stage of Q and dO (Ring), one for K and V; a named barrier of the
+// consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
+#include "cuda/backward/sm90/dq_semaphore.cuh"
 #include "cuda/backward/sm90/late_consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
 #include "cuda/backward/sm90/score_tiles.cuh"
-#include "cuda/backward/sm90/turns.cuh"
 #include "cuda/backward/sm90/wide_consumer.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 
 namespace dlattn::backward_sm90 {
 
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod = false,
+template <typename T, int kHeadDim, bool kSoftcap, bool kInOrder, bool kScoreMod = false,
           bool kIsLate = false>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   constexpr Registers kRegisters = registers_of(kHeadDim, kScoreMod);
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
-    if (kInTurns || kScoreMod) shared.init_turns();
+    if (kInOrder || kScoreMod) shared.init_semaphore();
     if (kScoreMod) shared.init_score_tiles(kNumCopiers);
     if (kIsLate) shared.init_late();
     shared.init();
   }
   if (threadIdx.x == 32) maps.prefetch();
-  const bool in_turns = kInTurns || (kScoreMod && problem.tickets);
+  const bool in_order = kInOrder || (kScoreMod && problem.tickets);
   // Before the wait where no memory is read: for the grid ahead to hide.
-  const bool reads_memory = in_turns || problem.cu_seqlens_q;
+  const bool reads_memory = in_order || problem.cu_seqlens_q;
   if (reads_memory) ptx::wait_for_grids_ahead();
   if (threadIdx.x == 0 && blockIdx.x < problem.num_blocks) {
-    const unsigned index = in_turns ? ptx::take_ticket(problem.tickets) : blockIdx.x;
-    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, in_turns);
+    const unsigned index = in_order ? ptx::take_ticket(problem.tickets) : blockIdx.x;
+    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, in_order);
   }
   if (!reads_memory) ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
@@ -56,7 +57,7 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
       if constexpr (kScoreMod) {
         if (problem.score_mod.has_tiles()) return copy_score_tiles<T>(problem, shared);
       }
-      if (in_turns) walk_turns(problem, shared);
+      if (in_order) walk_semaphore(problem, shared);
       return;
     }
     if (problem.cu_seqlens_q) {
@@ -70,8 +71,8 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
     using Other = std::conditional_t<is_wide(kHeadDim),
-                                     WideConsumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>,
-                                     Consumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>>;
+                                     WideConsumer<T, kHeadDim, kSoftcap, kInOrder, kScoreMod>,
+                                     Consumer<T, kHeadDim, kSoftcap, kInOrder, kScoreMod>>;
     using Own = std::conditional_t<kIsLate, LateConsumer<T, kHeadDim>, Other>;
     Own(problem, shared, warpgroup - 1).run();
   }

@@ -9,12 +9,12 @@
 
 namespace dlattn::backward_sm90 {
 
-// A consumer warpgroup of long walks without softcap, modified scores and turns, with up to 128
-// columns. It computes what Consumer does, but the dQ of a tile of queries a step later. So the
-// other consumer's half of dS has a step's time to come, nobody waits for it, and the two need not
-// be at the same place: the second one starts when the first has its first dS. From then on one's
-// exponentials and gradients of scores run beside the other's products. A block loses some two
-// steps' time at its ends.
+// A consumer warpgroup of long walks without softcap, modified scores and a fixed order of sums,
+// with up to 128 columns. It computes what Consumer does, but the dQ of a tile of queries a step
+// later. So the other consumer's half of dS has a step's time to come, nobody waits for it, and the
+// two need not be at the same place: the second one starts when the first has its first dS. From
+// then on one's exponentials and gradients of scores run beside the other's products. A block loses
+// some two steps' time at its ends.
 template <typename T, int kHeadDim>
 struct LateConsumer {
   using Memory = Shared<kHeadDim, false>;

@@ -60,9 +60,9 @@ struct Problem {
   float* dq_sum;                 // head_dim_tile numbers a row (traits.h); null: dq is not wanted
   MutableTensorView dq, dk, dv;  // null: not wanted
 
-  // For sums of dQ in a fixed order (turns.cuh), zero at first: a counter of thread blocks, and one
-  // for each tile of queries; null: in any order.
-  unsigned *tickets, *turns;
+  // For sums of dQ in a fixed order (dq_semaphore.cuh), zero at first: a counter of thread blocks,
+  // and one for each tile of queries; null: in any order.
+  unsigned *tickets, *semaphores;
 };
 
 }  // namespace dlattn::backward_sm90

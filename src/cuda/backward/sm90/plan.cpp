@@ -72,9 +72,9 @@ double score_mod_factor(const BackwardParams& b, int head_dim_tile) {
 
 // For how long blocks that start together wait until each has its turn. Under causality they reach
 // a tile one after another by themselves.
-double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& walk, double sms) {
+double semaphore_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& walk, double sms) {
   constexpr double kTurn = 2000.0;  // from a block's additions to the next one's
-  if (!is_in_turns(b) || walk.longest > walk.mean) return 0.0;
+  if (!adds_dq_in_order(b) || walk.longest > walk.mean) return 0.0;
   const AttentionParams& p = b.forward;
   const double heads = static_cast<double>(p.num_heads_kv * p.batch_size);
   const double of_head = static_cast<double>(plan.grid) / std::max(heads, 1.0);
@@ -85,7 +85,7 @@ double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& wal
 // Nanoseconds. A step is a tile of queries with a block's keys.
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
   constexpr double kLaunches = 9000.0;
-  constexpr double kWithTurns = 1.15;
+  constexpr double kWithSemaphores = 1.15;
   const auto [rate, block] = speed(plan);
   const AttentionParams& p = b.forward;
   const cost::Walk walk = cost::walk(p, 64, 1);
@@ -102,10 +102,10 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double rounds = std::ceil(blocks / sms);
   const double ns = kLaunches + rounds * passes * block + most * per_pair;
-  if (!is_in_turns(b)) return ns;
+  if (!adds_dq_in_order(b)) return ns;
   // The longest blocks come last.
   const double tail = walk.longest > walk.mean ? longest / 2.0 * per_pair : 0.0;
-  return kWithTurns * ns + tail + turns_ns(b, plan, walk, sms);
+  return kWithSemaphores * ns + tail + semaphore_ns(b, plan, walk, sms);
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,
@@ -123,7 +123,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   if (!accepts_tensors(b, tile, why)) return false;
   if (has_score_mod(p)) {
     plan->variant = softcap ? kScoreModSoftcap : kScoreMod;
-  } else if (is_in_turns(b)) {
+  } else if (adds_dq_in_order(b)) {
     plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   } else {
     plan->variant = softcap                ? kSoftcap
@@ -148,7 +148,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->parts_per_head = slope_parts_per_head(b, tile);
   const BackwardWorkspace map = workspace_map(b, tile);
   plan->workspace_bytes = map.own + (b.dq.data ? dq_sum_bytes(p, tile) : 0);
-  if (is_in_turns(b)) plan->workspace_bytes += turns_bytes(p);
+  if (adds_dq_in_order(b)) plan->workspace_bytes += semaphore_bytes(p);
   // Blocks only store parts of dalibi_slopes whose queries see their keys.
   plan->cleared_bytes = plan->workspace_bytes - (plan->parts_per_head ? map.slope_parts : map.own);
   add_delta(b, plan);

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/backward/sm90/dq_semaphore.cuh"
 #include "cuda/backward/sm90/setup.cuh"
-#include "cuda/backward/sm90/turns.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/permute.cuh"
 #include "cuda/ptx/reduce_vector.cuh"
@@ -228,13 +228,14 @@ struct ScoreTileCopier {
 };
 
 // By all lanes of the idle warps: brings the tiles that the block walks, in its order, and takes
-// dbias away. Where blocks add in turns, warp 1 waits for a tile's turn once the tile is in, and
-// warp 2 passes it on once the next tile is: consumers need that one behind their additions.
+// dbias away. Where dQ is summed in a fixed order, warp 1 waits for a tile's turn once the tile is
+// in, and warp 2 passes it on once the next tile is: consumers need that one behind their
+// additions.
 template <typename T, int kHeadDim, bool kSoftcap>
 __device__ __forceinline__ void copy_score_tiles(const Problem& p,
                                                  const Shared<kHeadDim, kSoftcap>& shared) {
   const ScoreTileCopier<T, kHeadDim, kSoftcap> copier = {p, shared};
-  const Turns<Shared<kHeadDim, kSoftcap>> turns = {p, shared};
+  const DqSemaphore<Shared<kHeadDim, kSoftcap>> semaphore = {p, shared};
   if (p.score_mod.dbias.data) copier.clear_dbias();
   if (shared.work().num_tiles(p) == 0) return;
 #pragma unroll 1
@@ -252,8 +253,9 @@ __device__ __forceinline__ void copy_score_tiles(const Problem& p,
       shared.score_tiles.end_fill(use);
     }
     if (p.tickets) {
-      if (threadIdx.x == 32 && brings) turns.wait(use);
-      if (threadIdx.x == 64 && use > 0 && use <= shared.work().num_tiles(p)) turns.pass(use - 1);
+      if (threadIdx.x == 32 && brings) semaphore.wait(use);
+      if (threadIdx.x == 64 && use > 0 && use <= shared.work().num_tiles(p))
+        semaphore.pass(use - 1);
     }
     const unsigned behind = p.score_mod.dbias.data ? kNumStages : p.tickets ? 1 : 0;
     if (use + 1 >= shared.work().num_tiles(p) + behind) return;

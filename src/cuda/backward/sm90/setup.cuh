@@ -157,7 +157,7 @@ struct Shared {
   ptx::SmemAddress keys_full;      // of K and V
   // In deterministic kernels, full while the block may add to a step's dQ, and what says that all
   // warps of the consumers have.
-  tile::Ring<kNumStages> turns;
+  tile::Ring<kNumStages> may_add;
   ptx::SmemAddress added;
   // Where dS will be, bias and mask, and then dS itself, which copiers read too (score_tiles.cuh),
   // and consumers that do not meet (late_consumer.cuh).
@@ -168,8 +168,8 @@ struct Shared {
       : base(base),
         queries(base + kMap.mbarriers),
         keys_full(base + kMap.mbarriers + queries.kBytes),
-        turns(base + kMap.turns),
-        added(base + kMap.turns + turns.kBytes),
+        may_add(base + kMap.may_add),
+        added(base + kMap.may_add + may_add.kBytes),
         score_tiles(base + kMap.score_tiles),
         score_gradients(base + kMap.score_tiles + score_tiles.kBytes),
         keys_empty(base + kMap.score_tiles + 2 * score_tiles.kBytes) {}
@@ -216,8 +216,8 @@ struct Shared {
   __device__ __forceinline__ void init_late() const {
     score_gradients.init(kNumConsumers * 4, kNumConsumers * 4);
   }
-  __device__ __forceinline__ void init_turns() const {
-    turns.init(1);
+  __device__ __forceinline__ void init_semaphore() const {
+    may_add.init(1);
 #pragma unroll
     for (int i = 0; i < kNumStages; ++i)
       ptx::mbarrier_init(added + i * ptx::kMbarrierBytes, kNumConsumers * 4);
@@ -227,10 +227,10 @@ struct Shared {
   __device__ __forceinline__ void end_adding(unsigned use) const {
     __syncwarp();
     if (ThreadIndex().lane == 0)
-      ptx::mbarrier_arrive(added + turns.stage(use) * ptx::kMbarrierBytes);
+      ptx::mbarrier_arrive(added + may_add.stage(use) * ptx::kMbarrierBytes);
   }
   __device__ __forceinline__ void wait_added(unsigned use) const {
-    ptx::mbarrier_sleep(added + turns.stage(use) * ptx::kMbarrierBytes,
+    ptx::mbarrier_sleep(added + may_add.stage(use) * ptx::kMbarrierBytes,
                         static_cast<int>(use / kNumStages % 2));
   }
 };

@@ -27,12 +27,12 @@ inline std::int64_t dq_sum_bytes(const AttentionParams& p, int head_dim_tile) {
   return dq_sum_rows(p) * head_dim_tile * 4;
 }
 
-// Whether blocks add to it in turns (turns.cuh), and the bytes of their counters, which lie behind
-// it: the tickets', and one for each tile of queries.
-inline bool is_in_turns(const BackwardParams& b) {
+// Whether blocks add to it in a fixed order (dq_semaphore.cuh), and the bytes of the counters for
+// that, which lie behind it: the tickets', and one for each tile of queries.
+inline bool adds_dq_in_order(const BackwardParams& b) {
   return b.deterministic && b.dq.data;
 }
-inline std::int64_t turns_bytes(const AttentionParams& p) {
+inline std::int64_t semaphore_bytes(const AttentionParams& p) {
   return (4 + dq_sum_rows(p) / kWarpgroupRows * 4 + 127) / 128 * 128;
 }
 
@@ -75,7 +75,7 @@ inline std::int64_t num_passes(const BackwardParams& b) {
 // Whether thread blocks form pairs (pair_kernel.cuh), and the keys of a block or a pair.
 inline bool is_in_pairs(const BackwardParams& b, int head_dim_tile) {
   return is_wide(head_dim_tile) && b.forward.softcap == 0.0 && !has_score_mod(b.forward) &&
-         !is_in_turns(b);
+         !adds_dq_in_order(b);
 }
 inline int keys_of_work(const BackwardParams& b, int head_dim_tile) {
   return is_in_pairs(b, head_dim_tile) ? kPairKeys : block_n(head_dim_tile);
@@ -86,7 +86,7 @@ inline int keys_of_work(const BackwardParams& b, int head_dim_tile) {
 inline bool is_late(const BackwardParams& b, int head_dim_tile) {
   constexpr std::int64_t kLeastTiles = 96;
   const AttentionParams& p = b.forward;
-  if (is_wide(head_dim_tile) || p.softcap != 0.0 || has_score_mod(p) || is_in_turns(b) ||
+  if (is_wide(head_dim_tile) || p.softcap != 0.0 || has_score_mod(p) || adds_dq_in_order(b) ||
       p.cu_seqlens_q || p.window_left >= 0 || p.window_right >= 0)
     return false;
   const std::int64_t group = p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1);
@@ -182,14 +182,14 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
                                  p.num_heads_kv, p.batch_size / passes);
   problem.passes = static_cast<int>(passes);
   const bool causal = p.causal != Causal::kNone;
-  if (is_in_turns(b)) {
+  if (adds_dq_in_order(b)) {
     // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
     // Under causality they do not: one head at a time, whose tiles of queries stay in L2.
     if (!causal) walk_heads(&problem, kHeadsTogether, 0);
     const std::int64_t counters =
         workspace_map(b, head_dim_tile).own + dq_sum_bytes(p, head_dim_tile);
     problem.tickets = workspace_at<unsigned>(b, counters);
-    problem.turns = problem.tickets + 1;
+    problem.semaphores = problem.tickets + 1;
   } else if (causal) {
     // One head at a time here too; but the last ones together, so that the grid ends with short
     // blocks.

@@ -16,7 +16,7 @@ enum Kernel {
   kSoftcap,
   kDeterministic,
   kDeterministicSoftcap,
-  kScoreMod,  // ALiBi, bias and mask, in turns or not
+  kScoreMod,  // ALiBi, bias and mask; in a fixed order or not
   kScoreModSoftcap,
   kPair,  // plain, of wide heads
   kLate,  // plain, of long walks (late_consumer.cuh)
@@ -99,7 +99,7 @@ struct SmemMap {
   int row_stats;  // [kNumStages][block_m] of kRowStatsBytes
   int mbarriers;
   int work;         // the block's keys
-  int turns;        // mbarriers of deterministic kernels
+  int may_add;      // mbarriers of deterministic kernels
   int score_tiles;  // and of those with bias or mask
   int dq;  // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
   int total;
@@ -115,8 +115,8 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.row_stats = map.ds + kNumStages * score_bytes(head_dim_tile, softcap);
   map.mbarriers = map.row_stats + kNumStages * rows * kRowStatsBytes;
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
-  map.turns = map.work + kWorkBytes;
-  map.score_tiles = map.turns + 3 * kNumStages * 8;
+  map.may_add = map.work + kWorkBytes;
+  map.score_tiles = map.may_add + 3 * kNumStages * 8;
   map.total = map.score_tiles + (2 * 2 * kNumStages + 2) * 8;
   if (!is_wide(head_dim_tile)) {
     map.dq = (map.total + 127) / 128 * 128;

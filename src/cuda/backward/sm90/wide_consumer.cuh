@@ -14,7 +14,7 @@ namespace dlattn::backward_sm90 {
 // A consumer warpgroup where head_dim is so wide that it has half of the columns of dK, dV and dQ.
 // It computes the scores of all 64 keys with half of a step's queries; P and dS go through shared
 // memory, for both. dQ's columns are added in two parts, for registers.
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInOrder, bool kScoreMod>
 struct WideConsumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kBlockN = block_n(kHeadDim);
   static constexpr int kQueries = kBlockM / kNumConsumers;
@@ -51,8 +51,8 @@ struct WideConsumer {
   std::uint32_t rP[kQueries / 16][4], rDS[kQueries / 16][4];
 
   // Whether blocks add to dQ one after another. Kernels that modify scores are asked.
-  __device__ __forceinline__ bool adds_in_turns() const {
-    return kInTurns || (kScoreMod && problem.tickets);
+  __device__ __forceinline__ bool adds_in_order() const {
+    return kInOrder || (kScoreMod && problem.tickets);
   }
 
   // All tiles of queries that see the keys, of all heads of a batch entry.
@@ -189,7 +189,7 @@ struct WideConsumer {
     ptx::wgmma_wait<kHasNext ? 2 : 0>();  // dV, dK and the first part of dQ
     if (ThreadIndex().lane == 0) shared.queries.release(done);
     if (problem.dq_sum) {
-      if (adds_in_turns()) shared.turns.wait_full(done);
+      if (adds_in_order()) shared.may_add.wait_full(done);
       add_dq(head, m, 0);
     }
     start_wide_dq<T, kBlockN>(acc_dq, own_ds, columns(shared.k(), 1));
@@ -204,7 +204,7 @@ struct WideConsumer {
     }
     if (problem.dq_sum) {
       add_dq(head, m, 1);
-      if (adds_in_turns()) shared.end_adding(done);
+      if (adds_in_order()) shared.end_adding(done);
     }
   }
 
@@ -228,7 +228,7 @@ struct WideConsumer {
 #pragma unroll
     for (int i = 0; i < kNumbers; i += 4) {
       const ptx::Float4 numbers = {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]};
-      if (adds_in_turns()) {
+      if (adds_in_order()) {
         ptx::reduce_add_alone(to + i * kWarpgroupThreads, numbers);
       } else {
         ptx::reduce_add(to + i * kWarpgroupThreads, numbers);
