@@ -25,16 +25,13 @@ using namespace dlattn;
 using namespace dlattn::c_api;
 
 int32_t dlattn_append_kv(const DlattnAppend* params, void* stream, const DlattnOptions* options) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    append_kv(params_of(params), stream, taken.options.poll);
-  });
+  return guarded(options,
+                 [&](const Options& taken) { append_kv(params_of(params), stream, taken.poll); });
 }
 
 int32_t dlattn_append_and_attend(const DlattnAppend* append, const DlattnAttention* attention,
                                  void* stream, const DlattnOptions* options) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    append_and_attend(params_of(append), params_of(attention), stream, taken.options);
+  return guarded(options, [&](const Options& taken) {
+    append_and_attend(params_of(append), params_of(attention), stream, taken);
   });
 }

@@ -74,6 +74,13 @@ BackwardParams params_of(const DlattnBackward* given) {
   return p;
 }
 
+Device device_of_params(const AttentionParams& params) {
+  return params.device;
+}
+Device device_of_params(const BackwardParams& params) {
+  return params.forward.device;
+}
+
 std::string lines_of(const std::vector<std::string>& reasons) {
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "\n") + reason;
@@ -112,6 +119,20 @@ DlattnPlan translated(const Plan& plan) {
 }
 
 }  // namespace
+
+// A plan of `given`, as the struct and as text.
+template <typename Given>
+std::int32_t give_plan(const Given* given, const DlattnOptions* options, DlattnPlan* plan,
+                       char* text, std::size_t text_bytes) {
+  return guarded(options, [&](const Options& taken) {
+    const auto params = params_of(given);
+    check_struct("DlattnPlan", plan);
+    const Plan made = dlattn::plan(params, device_info(device_of_params(params)), taken);
+    copy_text(describe(made), text, text_bytes);
+    give(translated(made), plan);
+  });
+}
+
 }  // namespace dlattn::c_api
 
 using namespace dlattn;
@@ -127,51 +148,31 @@ const char* dlattn_last_error(void) {
 
 int32_t dlattn_attention(const DlattnAttention* params, void* stream,
                          const DlattnOptions* options) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    forward(params_of(params), stream, taken.options);
-  });
+  return guarded(options, [&](const Options& taken) { forward(params_of(params), stream, taken); });
 }
 
 int32_t dlattn_attention_plan(const DlattnAttention* params, const DlattnOptions* options,
                               DlattnPlan* plan, char* text, size_t text_bytes) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    const AttentionParams p = params_of(params);
-    check_struct("DlattnPlan", plan);
-    const Plan made = dlattn::plan(p, device_info(p.device), taken.options);
-    copy_text(describe(made), text, text_bytes);
-    give(translated(made), plan);
-  });
+  return give_plan(params, options, plan, text, text_bytes);
 }
 
 int32_t dlattn_attention_backward(const DlattnBackward* params, void* stream,
                                   const DlattnOptions* options) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    backward(params_of(params), stream, taken.options);
-  });
+  return guarded(options,
+                 [&](const Options& taken) { backward(params_of(params), stream, taken); });
 }
 
 int32_t dlattn_attention_backward_plan(const DlattnBackward* params, const DlattnOptions* options,
                                        DlattnPlan* plan, char* text, size_t text_bytes) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    const BackwardParams p = params_of(params);
-    check_struct("DlattnPlan", plan);
-    const Plan made = dlattn::plan(p, device_info(p.forward.device), taken.options);
-    copy_text(describe(made), text, text_bytes);
-    give(translated(made), plan);
-  });
+  return give_plan(params, options, plan, text, text_bytes);
 }
 
 int32_t dlattn_supported(const DlattnAttention* params, const DlattnOptions* options, char* why,
                          size_t why_bytes) {
   copy_text("", why, why_bytes);
-  const int32_t code = guarded([&] {
-    const TakenOptions taken(options);
+  const int32_t code = guarded(options, [&](const Options& taken) {
     const AttentionParams p = params_of(params);
-    const Support support = supported(p, device_info(p.device), taken.options);
+    const Support support = supported(p, device_info(p.device), taken);
     if (!support.ok) throw UnsupportedError(lines_of(support.reasons));
   });
   if (code != DLATTN_OK) copy_text(last_error, why, why_bytes);

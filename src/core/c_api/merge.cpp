@@ -31,8 +31,6 @@ using namespace dlattn;
 using namespace dlattn::c_api;
 
 int32_t dlattn_merge_states(const DlattnMerge* params, void* stream, const DlattnOptions* options) {
-  return guarded([&] {
-    const TakenOptions taken(options);
-    merge_states(params_of(params), stream, taken.options.poll);
-  });
+  return guarded(
+      options, [&](const Options& taken) { merge_states(params_of(params), stream, taken.poll); });
 }

@@ -183,4 +183,13 @@ struct TakenOptions {
   }
 };
 
+// Calls f(options), with the caller's.
+template <typename F>
+std::int32_t guarded(const DlattnOptions* given, F&& f) noexcept {
+  return guarded([&] {
+    const TakenOptions taken(given);
+    f(taken.options);
+  });
+}
+
 }  // namespace dlattn::c_api
