@@ -45,6 +45,21 @@ def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
     return compute(function, *arguments, return_lse=True, **options)
 
 
+def _dense(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    causal: Causal,
+    scale: float | None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of tensors with heads first, into `out`. Returns lse."""
+    options = {"softmax_scale": scale, "bias": bias, "layout": "bhsd", "out": out}
+    _, lse = _compute(dlattn.attention, query, key, value, causal=causal, **options)
+    return lse
+
+
 def top_left(is_causal: bool) -> Causal:
     """The mask of operators for which is_causal counts from the first query and key."""
     return "top_left" if is_causal else False
@@ -101,16 +116,7 @@ def _flash(
 ) -> tuple[Any, ...]:
     check_dense(dropout_p, return_debug_mask)
     out = torch.empty_like(query)
-    _, lse = _compute(
-        dlattn.attention,
-        query,
-        key,
-        value,
-        causal=is_causal,
-        softmax_scale=scale,
-        layout="bhsd",
-        out=out,
-    )
+    lse = _dense(query, key, value, out, is_causal, scale)
     lengths = (query.shape[2], key.shape[2])
     # The last row of a causal call sees the last key.
     lse = _for_backward(lse, lengths[0] > lengths[1] if is_causal else lengths[1] == 0)
@@ -132,17 +138,7 @@ def _efficient(
     check_dense(dropout_p)
     batch, heads, rows, _ = query.shape
     out = query.new_empty(batch, rows, heads, value.shape[3]).transpose(1, 2)
-    _, found = _compute(
-        dlattn.attention,
-        query,
-        key,
-        value,
-        causal=top_left(is_causal),
-        softmax_scale=scale,
-        bias=attn_bias,
-        layout="bhsd",
-        out=out,
-    )
+    found = _dense(query, key, value, out, top_left(is_causal), scale, attn_bias)
     # torch does not ask for it where the bias alone requires grad, and its backward then fails.
     compute_log_sumexp = compute_log_sumexp or (attn_bias is not None and attn_bias.requires_grad)
     padded = -(-rows // _EFFICIENT_ROWS) * _EFFICIENT_ROWS if compute_log_sumexp else 0
@@ -168,17 +164,7 @@ def _cudnn(
     del compute_log_sumexp  # it is returned in any case
     check_dense(dropout_p, return_debug_mask)
     out = _in_the_order_of(query, value.shape[3])
-    _, lse = _compute(
-        dlattn.attention,
-        query,
-        key,
-        value,
-        causal=top_left(is_causal),
-        softmax_scale=scale,
-        bias=attn_bias,
-        layout="bhsd",
-        out=out,
-    )
+    lse = _dense(query, key, value, out, top_left(is_causal), scale, attn_bias)
     lse = _for_backward(lse, attn_bias is not None or key.shape[2] == 0)[..., None]
     seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
     return (out, lse, None, None, query.shape[2], key.shape[2], seed, offset, None)
@@ -212,17 +198,7 @@ def _for_cpu(
     if attn_mask is not None and (attn_mask.dtype == torch.bool or attn_mask.dim() not in (2, 4)):
         raise Refused("attn_mask is bool, or has not 2 or 4 dimensions")
     out = torch.empty_like(query)
-    _, found = _compute(
-        dlattn.attention,
-        query,
-        key,
-        value,
-        causal=top_left(is_causal),
-        softmax_scale=scale,
-        bias=attn_mask,
-        layout="bhsd",
-        out=out,
-    )
+    found = _dense(query, key, value, out, top_left(is_causal), scale, attn_mask)
     lse = found.new_empty(query.shape[0], query.shape[2], query.shape[1]).transpose(1, 2)
     return out, lse.copy_(_for_backward(found, attn_mask is not None or key.shape[2] == 0))
 
