@@ -20,22 +20,28 @@ constexpr auto kernel_of() {
   }
 }
 
+// No template: each kernel's launcher would compile it anew, in most of its host code's time.
+inline KernelArgs kernel_args(const cuda::DeviceGuard& device, const AttentionParams& params,
+                              const Plan& plan, DType dtype, int head_dim, Variant variant) {
+  const TensorBoxes boxes = tensor_boxes(params, head_dim, variant);
+  const std::int64_t tiles = num_work_tiles(params, head_dim, variant);
+  return {cuda::encode_tensor_map(device, boxes.q, dtype),
+          cuda::encode_tensor_map(device, boxes.k, dtype),
+          cuda::encode_tensor_map(device, boxes.v, dtype),
+          cuda::encode_tensor_map(device, boxes.out, dtype),
+          static_cast<unsigned>(tiles),
+          score_params(params, head_dim),
+          cuda::encode_tensor_map(device, boxes.bias, dtype),
+          cuda::encode_tensor_map(device, boxes.mask, dtype),
+          boxes.k_page_rows,
+          boxes.v_page_rows,
+          head_groups(params, plan.block_m, plan.grid < tiles)};
+}
+
 template <DType dtype, int kHeadDim, int kHeadDimV, Variant kVariant, Keys kKeys>
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90");
-  const TensorBoxes boxes = tensor_boxes(params, kHeadDim, kVariant);
-  const std::int64_t tiles = num_work_tiles(params, kHeadDim, kVariant);
-  const KernelArgs args = {cuda::encode_tensor_map(device, boxes.q, dtype),
-                           cuda::encode_tensor_map(device, boxes.k, dtype),
-                           cuda::encode_tensor_map(device, boxes.v, dtype),
-                           cuda::encode_tensor_map(device, boxes.out, dtype),
-                           static_cast<unsigned>(tiles),
-                           score_params(params, kHeadDim),
-                           cuda::encode_tensor_map(device, boxes.bias, dtype),
-                           cuda::encode_tensor_map(device, boxes.mask, dtype),
-                           boxes.k_page_rows,
-                           boxes.v_page_rows,
-                           head_groups(params, plan.block_m, plan.grid < tiles)};
+  const KernelArgs args = kernel_args(device, params, plan, dtype, kHeadDim, kVariant);
   constexpr int kMostSmem = kVariant == Variant::kLoaded ? kMaxSmem : 0;
   constexpr auto kKernel = kernel_of<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kKeys>();
   cuda::launch_clusters<kKernel, kMostSmem>(device, plan.grid, plan.cluster_size,
