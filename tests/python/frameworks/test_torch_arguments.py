@@ -102,6 +102,35 @@ def test_wrong_settings(function: str, argument: str, value: Any) -> None:
     assert argument in message and "; accepted: " in message and len(message) < 300
 
 
+PLAIN = {
+    "attention": dlattn.attention,
+    "varlen": dlattn.attention_varlen,
+    "kvcache": dlattn.attention_with_kvcache,
+}
+
+
+@pytest.mark.parametrize("function", PLAIN)
+def test_settings_are_refused_in_one_set_of_words(function: str) -> None:
+    """Those of the functions without torch, which read no tensor to tell its type."""
+    call, given = FUNCTIONS[function]
+    taken = inspect.signature(call).parameters
+    values = {
+        "window": [(-1, 5), (True, 1), (0, 1.0), (2,), None],
+        "max_seqlen_k": [None, *WRONG["max_seqlen_k"]],
+        "softmax_scale": [*NUMBER, -1.0, 0.0, 1e-39, float("nan"), ""],
+    }
+    for argument in WRONG.keys() & taken.keys():
+        for value in values.get(argument, [*WRONG[argument], ""]):
+            messages = []
+            for one in (call, PLAIN[function]):
+                try:
+                    one(**given() | {argument: value})
+                    messages.append("")
+                except (dlattn.UnsupportedError, TypeError) as error:
+                    messages.append(f"{type(error).__name__}: {error}")
+            assert messages[0] == messages[1], (argument, value)
+
+
 TENSORS: dict[str, Callable[[Any], Any]] = {
     "None": lambda x: None,
     "text": lambda x: "x",

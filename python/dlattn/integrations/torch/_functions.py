@@ -207,7 +207,7 @@ def attention_with_kvcache(
     arguments.check(causal, softmax_scale, softcap, None, layout, return_lse, batch_invariant)
     sides = arguments.sides_of(window)
     if max_seqlen_k is not None:
-        max_seqlen_k = arguments.length(max_seqlen_k, "max_seqlen_k", "an int or None")
+        max_seqlen_k = arguments.length(max_seqlen_k, "max_seqlen_k")
     try:
         out, lse = torch.ops.dlattn.attention_with_kvcache(
             q=q,

@@ -22,7 +22,9 @@ from dlattn.integrations.torch.kernels import own_error
 # Alignments of the causal mask as the operators have them.
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 
+_CAUSALS = ("bottom_right", "top_left")
 _PRECISIONS: tuple[str, ...] = get_args(Precision)
+_ACCEPTED_PRECISIONS = '"int8_fp8", "int8_fp16" or "fp8", or None for products of the inputs'
 _MOST_LENGTH = 2**31 - 1
 _MOST_WINDOW = 1 << 40  # more than any sequence has
 _NO_SIDES = (-1, -1)
@@ -39,15 +41,15 @@ def check(
 ) -> None:
     """Raise UnsupportedError or TypeError unless an operator can have them."""
     if causal is not False and causal is not True:
-        _check_word("causal", causal, CAUSAL, "False, True, 'bottom_right', 'top_left'")
+        _check_word("causal", causal, _CAUSALS, 'False, True, "bottom_right" or "top_left"')
     if softmax_scale is not None and type(softmax_scale) is not float:
-        _check_number("softmax_scale", softmax_scale, "a number or None")
+        _check_number("softmax_scale", softmax_scale)
     if type(softcap) is not float:
-        _check_number("softcap", softcap, "a number")
+        _check_number("softcap", softcap)
     if precision is not None:
-        _check_word("precision", precision, _PRECISIONS, f"None, {str(_PRECISIONS)[1:-1]}")
+        _check_word("precision", precision, _PRECISIONS, _ACCEPTED_PRECISIONS)
     if type(layout) is not str or layout != "bshd":
-        _check_word("layout", layout, ("bshd", "bhsd"), "'bshd', 'bhsd'")
+        _check_word("layout", layout, ("bshd", "bhsd"), '"bshd" or "bhsd"')
     if return_lse is not False and return_lse is not True:
         raise _wrong_type("return_lse", return_lse, "a bool")
     if batch_invariant is not False and batch_invariant is not True:
@@ -56,52 +58,59 @@ def check(
 
 def sides_of(window: Any) -> Any:
     """The two sides of a window as operators have them. -1: no limit."""
-    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
-    if is_pair and window[0] is None and window[1] is None:
-        return _NO_SIDES
-    sides = [_side(side) for side in window] if is_pair else []
-    if not sides or sides[0] is None or sides[1] is None:
-        raise dlattn.UnsupportedError(
-            f"window is {_shown(window)}; accepted: (left, right), each None or an int from 0 on"
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(
+            f"window is {_shown(window)}; accepted: a pair (left, right) of int >= 0 or None"
         )
-    return sides
+    if window[0] is None and window[1] is None:
+        return _NO_SIDES
+    return [_side(window[0], "left", window), _side(window[1], "right", window)]
 
 
-def length(value: Any, name: str, accepted: str = "an int") -> Any:
+def length(value: Any, name: str) -> Any:
     """A length as operators have it."""
     if isinstance(value, torch.SymInt):
         return value
     number = integer(value)
     if number is None:
-        raise _wrong_type(name, value, accepted)
+        raise _wrong_type(name, value, "an int >= 0")
     # A length that torch traces has no value yet.
     if not torch.compiler.is_compiling() and not 0 <= number <= _MOST_LENGTH:
         raise dlattn.UnsupportedError(
-            f"{name} is {number}; accepted: an int from 0 to {_MOST_LENGTH}"
+            f"{name} is {_shown(number)}; accepted: an int from 0 to {_MOST_LENGTH}"
         )
     return number
 
 
-def _side(value: Any) -> Any:
-    """None: it is not accepted."""
+def _side(value: Any, side: str, window: Any) -> Any:
     if value is None:
         return -1
     number = value if isinstance(value, torch.SymInt) else integer(value)
-    if number is None or number < 0:
-        return None
+    if number is None:
+        raise TypeError(
+            f"window is {_shown(window)}: its {side} side is of type {type_text(type(value))}; "
+            "accepted: an int >= 0, or None for no limit"
+        )
+    if number < 0:
+        raise dlattn.UnsupportedError(
+            f"window is {_shown(window)}: its {side} side is negative; accepted: an int >= 0, or "
+            "None for no limit"
+        )
     return number if number < _MOST_WINDOW else _MOST_WINDOW
 
 
-def _check_word(name: str, value: Any, known: Any, accepted: str) -> None:
-    if not isinstance(value, str) or value not in known:
+def _check_word(name: str, value: Any, known: tuple[str, ...], accepted: str) -> None:
+    if not isinstance(value, str):
+        raise _wrong_type(name, value, accepted)
+    if value not in known:
         raise dlattn.UnsupportedError(f"{name} is {_shown(value)}; accepted: {accepted}")
 
 
-def _check_number(name: str, value: Any, accepted: str) -> None:
+def _check_number(name: str, value: Any) -> None:
     if isinstance(value, (torch.SymFloat, torch.SymInt)):
         return
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong_type(name, value, accepted)
+        raise _wrong_type(name, value, "a float")
     if torch.compiler.is_compiling():
         return
     try:
@@ -125,7 +134,7 @@ def _shown(value: Any) -> str:
 _WRONG_TYPE = re.compile(
     r"Expected a value of type '([\w\[\]]+)' for argument '(\w+)' but instead found type '([\w.]+)'"
 )
-_ACCEPTED = {"Tensor": "a torch.Tensor", "float": "a number", "int": "an int", "bool": "a bool"}
+_ACCEPTED = {"Tensor": "a torch.Tensor", "float": "a float", "int": "an int", "bool": "a bool"}
 _NAMES = {"scale": "softmax_scale"}
 
 
