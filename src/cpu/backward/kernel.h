@@ -15,7 +15,9 @@
 // queries adds dS K to dq, over all keys that they see; who owns a head does both for each tile,
 // 5 products where the other two need 7; who owns a tile of dbias adds dS^T over the dimensions
 // that dbias lacks. So nobody writes to what another one writes to, and all sums have an order of
-// their own, whatever the threads do, and whichever of the owners computes them.
+// their own, whatever the threads do, and whichever of the owners computes them. Tiles differ with
+// the owner, so a row of q, dout or lse that is not finite must reach no key that it does not see,
+// as 0 times NaN would.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 template <typename T>
@@ -175,6 +177,15 @@ class BackwardKernel {
     for (std::int64_t i = 0; i < count; ++i) to[i] = value;
   }
 
+  // `columns`: padded, so whole vectors.
+  static bool is_finite(const T* x, std::int64_t columns) {
+    Vec<T> zero = {};
+    for (std::int64_t i = 0; i < columns; i += kWidth<T>) zero += load(x + i) - load(x + i);
+    T sum = T(0);
+    for (int c = 0; c < kWidth<T>; ++c) sum += zero[c];
+    return sum == T(0);
+  }
+
   static void add_lanes(Vec<T> value, T* to) { store(to, load(to) + value); }
 
   PositionMask<std::int64_t> mask_of(const SequenceRows& sequence) const {
@@ -238,19 +249,32 @@ class BackwardKernel {
     if (num_rows_ < lanes_ || columns > p_.head_dim) fill(q_, columns * lanes_, T(0));
     if (num_rows_ < lanes_ || columns_v > p_.head_dim_v || !b_.dout.data)
       fill(dout_, columns_v * lanes_, T(0));
+    odd_rows_ = 0;
     for (std::int64_t r = 0; r < lanes_; ++r) {
       scores.set_lane(r, i + min_int(r, num_rows_ - 1), head);
       lse_[r] = static_cast<T>(INFINITY), delta_[r] = T(0);
       if (r >= num_rows_) continue;
       const std::int64_t row = sequence.first_q + i + r;
-      read_row(p_.q, entry, row, head, p_.head_dim, q_ + r * columns);
-      if (b_.dout.data) read_row(b_.dout, entry, row, head, p_.head_dim_v, dout_ + r * columns_v);
+      T* const q = q_ + r * columns;
+      T* const dout = dout_ + r * columns_v;
       const float lse = p_.lse.data[entry * p_.lse.batch_stride + head * p_.lse.head_stride + row];
-      if (lse == -INFINITY) continue;  // it sees nothing
+      if (lse == -INFINITY) {  // it sees nothing
+        fill(q, columns, T(0));
+        fill(dout, columns_v, T(0));
+        continue;
+      }
+      read_row(p_.q, entry, row, head, p_.head_dim, q);
+      if (b_.dout.data) read_row(b_.dout, entry, row, head, p_.head_dim_v, dout);
       lse_[r] = static_cast<T>(lse), delta_[r] = delta[row];
+      if (!is_finite(q, columns) || !is_finite(dout, columns_v)) odd_rows_ |= 1ull << r;
     }
     transpose(q_, columns, lanes_, p_.head_dim, q_t_, lanes_);
     transpose(dout_, columns_v, lanes_, p_.head_dim_v, dout_t_, lanes_);
+    for (std::uint64_t odd = odd_rows_; odd; odd &= odd - 1) {
+      const std::int64_t r = __builtin_ctzll(odd);
+      fill(q_ + r * columns, columns, T(0));
+      fill(dout_ + r * columns_v, columns_v, T(0));
+    }
     return scores;
   }
 
@@ -274,10 +298,13 @@ class BackwardKernel {
       }
       for (std::int64_t n = 0; n < count; ++n) {
         const std::int64_t at = n * lanes_ + lane;
-        const Vec<T> power = (load(s_t_ + at) * unit - lse) * kLog2E;
+        const Vec<T> score = load(s_t_ + at), power = (score * unit - lse) * kLog2E;
         // No score exceeds lse but by rounding, which at -1e9 is by 64.
-        const Vec<T> p = exp2<T>(-max(broadcast(T(0)), -power));
-        Vec<T> ds = p * (load(dp_t_ + at) - delta);
+        const Vec<T> seen = exp2<T>(-max(broadcast(T(0)), -power));
+        // A key that is hidden has neither, be lse, delta or dP NaN.
+        const auto hidden = score == -static_cast<T>(INFINITY);
+        const Vec<T> p = hidden ? Vec<T>{} : seen;
+        Vec<T> ds = hidden ? Vec<T>{} : seen * (load(dp_t_ + at) - delta);
         if (slope) {
           const Vec<T> keys = distance - static_cast<T>(n);
           sum += ds * (keys < T(0) ? -keys : keys);
@@ -305,15 +332,31 @@ class BackwardKernel {
 
   // dV += P^T dO and dK += dS^T Q.
   void add_to_keys(std::int64_t count, const KeySums<T>& sums) const {
-    const auto add = [&](const T* left, const T* right, std::int64_t columns, T* result) {
+    const auto add = [&](const T* left, const T* right, const T* right_t, std::int64_t columns,
+                         T* result) {
       ProductArgs<T> args;
       args.left = left, args.left_stride = lanes_;
       args.right = right, args.depth = num_rows_;
       args.result = result, args.block_m = padded_columns<T>(columns);
       multiply<T, Product::kGradient>(count, args);
+      for (std::uint64_t odd = odd_rows_; odd; odd &= odd - 1) {
+        const int r = __builtin_ctzll(odd);
+        add_odd_row(left + r, right_t + r, count, columns, result);
+      }
     };
-    if (b_.dv.data) add(s_t_, dout_, p_.head_dim_v, sums.dv);
-    if (b_.dk.data) add(dp_t_, q_, p_.head_dim, sums.dk);
+    if (b_.dv.data) add(s_t_, dout_, dout_t_, p_.head_dim_v, sums.dv);
+    if (b_.dk.data) add(dp_t_, q_, q_t_, p_.head_dim, sums.dk);
+  }
+
+  // The terms of a row that is not finite, of keys that it sees.
+  void add_odd_row(const T* left, const T* right_t, std::int64_t count, std::int64_t columns,
+                   T* result) const {
+    for (std::int64_t n = 0; n < count; ++n) {
+      const T factor = left[n * lanes_];
+      if (factor == T(0)) continue;
+      T* const sums = result + n * padded_columns<T>(columns);
+      for (std::int64_t d = 0; d < columns; ++d) sums[d] += factor * right_t[d * lanes_];
+    }
   }
 
   // dQ^T += K^T dS^T.
@@ -404,6 +447,8 @@ class BackwardKernel {
   char* scratch_;
   std::int64_t score_memory_;
   std::int64_t num_rows_ = 0, lanes_ = kM;  // of the queries at hand
+  std::uint64_t odd_rows_ = 0;              // bits of those that are not finite: q_ has 0 there
+  static_assert(kM <= 64);
 
   T *q_t_, *dout_t_, *dq_t_;  // [head_dim or head_dim_v, lanes]
   T *q_, *dout_;              // [lanes, columns]

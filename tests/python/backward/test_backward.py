@@ -131,6 +131,42 @@ def test_no_queries_or_no_keys(seqlen_q, seqlen_k):
     np.testing.assert_allclose(found.dsinks, np.full(heads, 2.0 * seqlen_q * (seqlen_k == 0)))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("of", ["lse", "q", "dout", "out"])
+def test_rows_that_are_not_finite_reach_keys_that_they_see_alone(of, value, dtype):
+    """Whichever tasks compute dk and dv, and so into whichever tiles they cut the problem."""
+    problem = random_problem(3, dtype, features=("causal",), dims=(24,), most=130)
+    seqlen_q, seqlen_k = problem.inputs["q"].shape[1], problem.inputs["k"].shape[1]
+    problem.forward()
+    row = seqlen_q // 2
+    first_hidden = max(row + seqlen_k - seqlen_q + 1, 0)
+    assert 0 < first_hidden < seqlen_k
+    wanted = problem.gradients()
+    tensor = {**problem.inputs, "lse": problem.lse, "dout": problem.dout, "out": problem.out}[of]
+    tensor[(slice(None), slice(None), row) if of == "lse" else (slice(None), row)] = value
+    for asked in ({}, {"needs": ("dk", "dv")}, {"needs": ("dk",)}, {"deterministic": True}):
+        found = problem.gradients(**asked)
+        for name in ("dk", "dv"):
+            if (got := getattr(found, name)) is not None:
+                want = getattr(wanted, name)[:, first_hidden:]
+                assert max_error(got[:, first_hidden:], to_float64(want)) == 0.0, (name, asked)
+
+
+def test_rows_that_see_nothing_reach_no_key():
+    """NaN in q and dout of rows of padding, whose lse is -inf."""
+    problem = random_problem(3, "float32", features=("mask",), dims=(24,), most=130)
+    mask = np.ones((1, 1, problem.inputs["q"].shape[1], problem.inputs["k"].shape[1]), bool)
+    mask[:, :, 1::3] = False
+    problem.inputs["mask"] = mask
+    problem.forward()
+    wanted = problem.gradients()
+    problem.inputs["q"][:, 1::3] = problem.dout[:, 1::3] = np.nan
+    for asked in ({}, {"needs": ("dk", "dv")}):
+        found = problem.gradients(**asked)
+        assert np.array_equal(found.dk, wanted.dk) and np.array_equal(found.dv, wanted.dv)
+
+
 def test_into_strided_tensors():
     problem = random_problem(10, "float32", features=("causal", "dv"))
     given = {}
