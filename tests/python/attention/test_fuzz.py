@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import dlattn
 
-EXAMPLES = int(os.environ.get("DLATTN_FUZZ_EXAMPLES", "400"))
+EXAMPLES = int(os.environ.get("DLATTN_FUZZ_EXAMPLES", "200"))
 quickly = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
@@ -233,12 +233,17 @@ class TestFuzz:
             assert bool(dlattn.supported(*arguments, **options)) == (raised is None)
 
 
+# The same examples each time: there are more of them in the nightly run.
 @pytest.mark.slow
-def test_fuzz_in_a_process_of_its_own():
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_fuzz_in_a_process_of_its_own(examples):
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-x", "-p",
                "no:cacheprovider", __file__, "-k", "TestFuzz"]  # fmt: skip
     done = subprocess.run(
-        command, env={**os.environ, "DLATTN_FUZZ": "1"}, capture_output=True, text=True
+        command,
+        env={**os.environ, "DLATTN_FUZZ": "1", "DLATTN_FUZZ_EXAMPLES": str(examples)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     assert "5 passed" in done.stdout
