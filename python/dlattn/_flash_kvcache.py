@@ -82,6 +82,7 @@ def flash_attn_with_kvcache(
     """
     options = options_of(0.0, causal, softcap, False, return_softmax_lse)
     options["batch_invariant"] = one_split(num_splits)
+    q, softmax_scale = _views.with_any_scale(q, softmax_scale)  # a rotation of -q is that of q
     options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
     room = _room(k_cache, "k_cache", block_table)
     if window_size is not NO_WINDOW:
@@ -140,6 +141,7 @@ def varlen(
 
         function = partial(flash.attention_varlen, deterministic=deterministic)
     try:
+        q, options["softmax_scale"] = _views.with_any_scale(q, options["softmax_scale"])
         return function(
             q,
             k,

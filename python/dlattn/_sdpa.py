@@ -52,7 +52,8 @@ def scaled_dot_product_attention(
         dropout_p: 0.0.
         is_causal: Query i attends to keys j <= i, counted from the first ("top_left"), whatever
             the lengths. `attention(causal=True)` counts from the last.
-        scale: Factor of query·key, as softmax_scale of `attention`. None: 1 / sqrt(head_dim).
+        scale: Factor of query·key, as softmax_scale of `attention`. None: 1 / sqrt(head_dim). 0 and
+            negative numbers as in torch; for a negative one query is negated, in a new array.
         enable_gqa: Let num_heads be a multiple of num_heads_kv; query head h then reads key head
             h // (num_heads // num_heads_kv). Without it num_heads_kv is num_heads, or 1.
 
@@ -103,10 +104,12 @@ def scaled_dot_product_attention(
         )
     is_bool = attn_mask is not None and str(getattr(attn_mask, "dtype", "")).endswith("bool")
     try:
+        q, softmax_scale = _views.with_any_scale(arrays[0], scale)
         out: Any = attention(
-            *arrays,
+            q,
+            *arrays[1:],
             causal="top_left" if is_causal else False,
-            softmax_scale=scale,
+            softmax_scale=softmax_scale,
             mask=attn_mask if is_bool else None,
             bias=None if is_bool else attn_mask,
             layout="bhsd",

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,35 @@ def refuse_dropout(dropout_p: Any) -> None:
             f"dropout_p is {dropout_p!r}, and dlattn computes the forward pass without dropout; "
             "accepted: 0.0"
         )
+
+
+_LEAST_SCALE = 2.0**-126
+
+
+def with_any_scale(q: Any, scale: Any) -> tuple[Any, Any]:
+    """Return q and the softmax_scale of `attention` for one that may be 0 or negative.
+
+    Scores of a negative scale are those of -q, a new array, with its magnitude. A magnitude below
+    2**-126, the least that kernels take, counts as that: beside it all scores are 0.
+    """
+    if scale is None or not isinstance(scale, Real) or isinstance(scale, bool):
+        return q, scale  # the latter two are refused later on
+    if scale >= _LEAST_SCALE or scale != scale:
+        return q, scale
+    if scale <= -_LEAST_SCALE:
+        return _negative(q), -scale
+    return q, _LEAST_SCALE
+
+
+def _negative(q: Any) -> Any:
+    try:
+        return -q
+    except (RuntimeError, TypeError):  # NotImplementedError too: 8-bit numbers, what is no array
+        library_of(q, "q")  # raises TypeError for what is no tensor
+        raise UnsupportedError(
+            "softmax_scale is negative with a q of which there is no -q; accepted: a scale of at "
+            "least 0"
+        ) from None
 
 
 def wants_gradients(*tensors: Any) -> bool:

@@ -6,7 +6,8 @@ Arguments mean what they mean there, and are passed in the same order. Which val
 and what their extremes give, is told by `dlattn.attention` (Values):
 
     dropout_p: 0.0.
-    softmax_scale: Factor of q·k, None: 1 / sqrt(head_dim).
+    softmax_scale: Factor of q·k, None: 1 / sqrt(head_dim). For a negative one q is negated, in a
+        new array.
     causal: Query i attends to keys j <= i + seqlen_k - seqlen_q, so that the last query sees the
         last key. A query before the first key sees nothing.
     window_size: (left, right): keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q
@@ -124,6 +125,7 @@ def flash_attn_func(
 
         function = partial(flash.attention, deterministic=deterministic)
     try:
+        q, softmax_scale = _views.with_any_scale(q, softmax_scale)
         result = function(
             q,
             k,

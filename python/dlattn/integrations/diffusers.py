@@ -15,6 +15,7 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 import dlattn
+from dlattn import _views
 from dlattn._types import Precision
 from dlattn.integrations.torch import _functions, autocast
 
@@ -94,6 +95,8 @@ def attend(
         mask = mask[:, None, None, :]
     if mask is not None and mask.dtype != torch.bool:
         mask, bias = None, mask
+    if precision is None:
+        query, scale = _views.with_any_scale(query, scale)
     # Traced, it must be an operator; run, the operator is only a way about.
     function = _functions.attention if torch.compiler.is_compiling() else dlattn.attention
     return function(

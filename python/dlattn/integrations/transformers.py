@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 import dlattn
 import dlattn.integrations.torch.backward  # registers operators
+from dlattn import _views
 from dlattn.integrations import transformers_arguments as arguments
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
@@ -93,6 +94,7 @@ def attention_forward(
     if attention_mask is not None and ranges.are_ranges(attention_mask, query):
         plain = dropout == 0.0 and position_bias is None and not wants_gradients
         if plain and ranges.reads_caches(query, key, value):
+            query, scaling = _views.with_any_scale(query, scaling)
             return _attend_to_cache(
                 query, key, value, attention_mask, scaling, softcap or 0.0, s_aux
             ), None
@@ -119,6 +121,7 @@ def attention_forward(
         )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    query, scaling = _views.with_any_scale(query, scaling)
     mask, bias = attention_mask, position_bias
     if mask is not None and mask.dtype != torch.bool:
         bias = mask if bias is None else bias + mask

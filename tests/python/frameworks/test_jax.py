@@ -633,10 +633,32 @@ def test_wrong_calls_of_dot_product_attention() -> None:
         call(Q, K[:1], V)
     with pytest.raises(UnsupportedError, match=r"^key: batch is 1, shape"):
         call(Q, K[:1], V[:1], key_value_seq_lengths=np.zeros(2, np.int32))
-    with pytest.raises(UnsupportedError, match=r"^scale is -1; accepted"):
-        call(*INPUTS, scale=-1)
+    with pytest.raises(UnsupportedError, match=r"^scale is inf; accepted"):
+        call(*INPUTS, scale=-np.inf)
     with pytest.raises(TypeError, match=r"^mask is of type str; accepted: an array"):
         call(*INPUTS, mask="mask")
+
+
+@pytest.mark.parametrize("scale", [0, -0.5, 1e-42])
+def test_scales_of_0_and_below(scale: float) -> None:
+    """As in jax.nn, gradients included."""
+
+    def both(function: Any) -> Any:
+        def total(q: Any, k: Any, v: Any) -> Any:
+            return jnp.sum(jnp.sin(function(q, k, v, scale=scale)))
+
+        return jax.jit(jax.value_and_grad(total, (0, 1, 2)))(Q, K, K)
+
+    want = both(jax.nn.dot_product_attention)
+    found = both(face.dot_product_attention)
+    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_lists_are_named_as_lists() -> None:
+    with pytest.raises(TypeError, match=r"^softcap is of type list; accepted: a float$"):
+        face.attention(*INPUTS, softcap=[1.0])
+    assert face.attention(*INPUTS, window=[1, None]).shape
 
 
 def test_values_that_jax_cannot_hold() -> None:

@@ -262,6 +262,14 @@ def test_training_goes_through_torchs_attention(calls: list[dict[str, Any]]) -> 
         torch.testing.assert_close(found, want)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_scales_of_0_and_below(scale: float) -> None:
+    q, k, v = drawn(2, 9, 4, 16), drawn(2, 11, 4, 16, seed=1), drawn(2, 11, 4, 16, seed=2)
+    rows = [x.transpose(1, 2) for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*rows, scale=scale).transpose(1, 2)
+    torch.testing.assert_close(integration.attend(q, k, v, scale=scale), want)
+
+
 def test_refusals() -> None:
     q, k, v = (drawn(1, 4, 2, 16, seed=i).to(torch.float16) for i in range(3))
     q.requires_grad_()

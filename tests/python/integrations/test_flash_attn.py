@@ -246,6 +246,48 @@ def test_alibi_slopes_of_each_sequence():
         assert max_error(out[b], want) <= 2e-6
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("scale", [0.0, -0.5, -1e-40])
+def test_scales_of_0_and_below(framework, scale):
+    """As in flash-attn, whose kernels take any, in every form of the function."""
+    q, k, v = (FRAMEWORKS[framework]().array(x, "float32") for x in (Q, K, V))
+    shared = np.repeat(K, 2, 2), np.repeat(V, 2, 2)
+    scores = scale * np.einsum("bihd,bjhd->bhij", Q, shared[0])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    want = np.einsum("bhij,bjhd->bihd", weights, shared[1])
+    assert max_error(flash_attn.flash_attn_func(q, k, v, softmax_scale=scale), want) < 1e-5
+    cached = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=7, softmax_scale=scale)
+    assert max_error(cached, want) < 1e-5
+    starts = [FRAMEWORKS[framework]().array(np.array(x), "int32") for x in ([0, 5], [0, 7])]
+    out = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 5, 7, softmax_scale=scale)
+    assert max_error(out, want[0]) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_gradients_of_scales_of_0_and_below(scale):
+    torch = pytest.importorskip("torch")
+    from dlattn.flash_attn import flash_attn_interface
+
+    q, k, v = (
+        torch.from_numpy(x.copy()).requires_grad_()
+        for x in (Q, np.repeat(K, 2, 2), np.repeat(V, 2, 2))
+    )
+    rows = [x.transpose(1, 2) for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*rows, scale=scale).transpose(1, 2)
+    dout = torch.ones_like(out).cumsum(1)
+    want = torch.autograd.grad(out, (q, k, v), dout)
+    found = flash_attn.flash_attn_func(q, k, v, softmax_scale=scale)
+    for got, expected in zip(torch.autograd.grad(found, (q, k, v), dout), want, strict=True):
+        torch.testing.assert_close(got, expected)
+    x = [y.detach() for y in (q, k, v)]
+    out, lse, _, _ = flash_attn_interface._flash_attn_forward(*x, 0.0, scale, False)
+    into = [torch.full_like(y, torch.nan) for y in x]
+    flash_attn_interface._flash_attn_backward(dout, *x, out, lse, *into, 0.0, scale, False)
+    for got, expected in zip(into, want, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_positional_arguments():
     """In the order of the original, to the last one."""
     arrays = arrays_of()
@@ -428,10 +470,10 @@ WRONG = {
         TypeError,
         ("softcap is of type str", "accepted: a float"),
     ),
-    "scale negative": (
-        lambda f: f.flash_attn_func(Q, K, V, softmax_scale=-1.0),
+    "scale not finite": (
+        lambda f: f.flash_attn_func(Q, K, V, softmax_scale=math.nan),
         UnsupportedError,
-        ("softmax_scale is -1", "accepted"),
+        ("softmax_scale is nan", "accepted"),
     ),
     "alibi of float64": (
         lambda f: f.flash_attn_func(Q, K, V, alibi_slopes=np.ones(4)),

@@ -91,6 +91,23 @@ def test_is_causal_counts_from_the_first_key(seqlen_q, seqlen_k):
     compare(shapes, is_causal=True)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.0, 0, -0.5, 1e-39, -1e-39, np.float32(-0.5)])
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_scales_of_0_and_below(library, scale):
+    """As in torch, whose function takes any; a row that sees nothing stays 0."""
+    arrays = [normal(2, 3, 9, 16, seed=seed) for seed in range(3)]
+    mask = np.arange(9) < np.array([0, 3, 5, 9, 9, 9, 9, 9, 9])[:, None]
+    scores = np.where(mask, float(scale) * (arrays[0] @ arrays[1].swapaxes(2, 3)), -np.inf)
+    weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e30))
+    want = weights @ arrays[2] / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    before = [np.copy(x) for x in arrays]
+    given = [FRAMEWORKS[library]().array(x, "float32") for x in arrays]
+    mask = FRAMEWORKS[library]().array(mask, "bool") if library != "numpy" else mask
+    out = scaled_dot_product_attention(*given, attn_mask=mask, scale=scale)
+    assert max_error(out, want) < 1e-5
+    assert all(np.array_equal(to_float64(x), y) for x, y in zip(given, before, strict=True))
+
+
 def test_scale():
     compare([QUERY, KEY, VALUE], scale=0.2)
 
@@ -245,11 +262,11 @@ WRONG = {
         TypeError,
         ("enable_gqa is of type int", "accepted: a bool"),
     ),
-    "scale negative": (
+    "scale not finite": (
         (Q, K, V),
-        {"scale": -1.0},
+        {"scale": -math.inf},
         UnsupportedError,
-        ("scale is -1; accepted", ),
+        ("scale is inf; accepted", ),
     ),
     "scale a string": (
         (Q, K, V), {"scale": "1"}, TypeError, ("scale is of type str; accepted: a float",)

@@ -383,6 +383,16 @@ def test_additive_masks_and_sixteen_bits() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_scales_of_0_and_below(scale: float) -> None:
+    q, k, v = torch.randn(3, 2, 4, 9, 16, device=device())
+    out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None, scaling=scale)
+    hidden = torch.ones(9, 9, dtype=torch.bool, device=device()).triu(1)
+    scores = (scale * q @ k.mT).masked_fill(hidden, -torch.inf)
+    torch.testing.assert_close(out, (scores.softmax(-1) @ v).transpose(1, 2))
+
+
+@torch.no_grad()
 def test_what_dlattn_refuses_is_told() -> None:
     q = torch.zeros(1, 2, 4, 300, device=device(), dtype=torch.int32)
     with pytest.raises(dlattn.UnsupportedError, match="accepted"):

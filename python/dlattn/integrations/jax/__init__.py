@@ -43,10 +43,6 @@ _RENAMED = {
 }
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _attend(given: dict[str, Any]) -> Any:
     """`given` has all arguments of `attention` by name, and seqused_k if need be."""
     operands = {
@@ -54,7 +50,9 @@ def _attend(given: dict[str, Any]) -> Any:
         for name in NAMES
         if name in ("q", "k", "v") or given.get(name) is not None
     }
-    options = {name: _hashable(value) for name, value in given.items() if name not in NAMES}
+    options = {name: value for name, value in given.items() if name not in NAMES}
+    if isinstance(options["window"], list):
+        options["window"] = tuple(options["window"])
     _launch.describe(options, {name: x for name, x in operands.items() if name != "seqused_k"})
     settings = tuple(sorted(options.items()))
     result = _call.differentiable(settings, tuple(operands))(*operands.values())
@@ -161,7 +159,7 @@ def dot_product_attention(
         value: As key; its head_dim may be another.
         bias: Added to the scores; broadcastable to (batch, num_heads, seqlen_q, seqlen_k).
         mask: bool, True where a query may attend to a key; broadcastable likewise.
-        scale: Factor of the scores, a number. None: 1 / sqrt(head_dim).
+        scale: Factor of the scores, a number, also 0 or negative. None: 1 / sqrt(head_dim).
         is_causal: Query i attends to keys j <= i, counted from the first.
         query_seq_lengths: int32, (batch,): later rows of the result are 0.
         key_value_seq_lengths: int32, (batch,): later keys are hidden.
@@ -211,6 +209,7 @@ def dot_product_attention(
         bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
     used = given.get("key_value_seq_lengths")
     window, mask = _window(local_window_size, is_causal, used is not None, q, k, mask)
+    q, scale = _views.with_any_scale(q, scale)
     options = {
         "causal": "top_left" if is_causal else False,
         "softmax_scale": scale,

@@ -287,7 +287,9 @@ def _write(
             raise TypeError(f"{name} is of type {kind}; accepted: a torch tensor")
     # Autograd expands the gradient of a sum; numbers of rows, once merged, may lie transposed.
     dout, lse = map(_with_rows_side_by_side, (dout, lse))
+    given = q
     try:
+        q, options["softmax_scale"] = _views.with_any_scale(q, options["softmax_scale"])
         function(
             *(dout, q, k, v, out, lse, *lengths),
             **gradients,
@@ -298,6 +300,8 @@ def _write(
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, {"lse": "softmax_lse"})
         raise
+    if q is not given and gradients["dq"] is not None:
+        gradients["dq"].neg_()
 
 
 def _with_rows_side_by_side(x: torch.Tensor) -> torch.Tensor:
