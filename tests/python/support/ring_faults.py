@@ -86,6 +86,9 @@ def wrong_arguments(group: Any) -> list[str]:
     options = {"group": group, "mode": "all_to_all"}
     wrong += _refused("num_heads is 2; accepted: mult", lambda: ring_attention(*odd, **options))
     wrong += _refused("v has the shape", lambda: ring_attention(q, k, v[:, 1:], group=group))
+    turned = q.transpose(1, 3).contiguous().transpose(1, 3)
+    words = f"q: the stride of the last dimension is {turned.stride(-1)}; accepted: 1"
+    wrong += _refused(words, lambda: ring_attention(turned, k, v, group=group))
     starts = {"group": group, "cu_seqlens": [0, 3, 2]}
     x = [y[0] for y in (q, k, v)]
     wrong += _refused("cu_seqlens is [0, 3, 2]", lambda: ring_attention(*x, **starts))

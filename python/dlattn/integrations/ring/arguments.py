@@ -39,6 +39,11 @@ def check_tensors(
             raise UnsupportedError(
                 f"{name}: dtype is {x.dtype}; accepted: float16, bfloat16, float32, float64"
             )
+        if x.stride(-1) != 1 and x.shape[-1] > 1 and x.numel():
+            raise UnsupportedError(
+                f"{name}: the stride of the last dimension is {x.stride(-1)}; accepted: 1 "
+                "(elements of a row side by side)"
+            )
         if x.device != q.device:
             raise UnsupportedError(f"{name} is on {x.device}; accepted: q's device, {q.device}")
     head = dims - 2 if layout == "bshd" else dims - 3

@@ -57,7 +57,7 @@ def ring_attention(
     Args:
         q: This process's queries, (batch, rows, num_heads, head_dim) in the layout "bshd"; with
             cu_seqlens (rows, num_heads, head_dim). float16, bfloat16, float32 or float64, where
-            `dlattn.attention` takes them.
+            `dlattn.attention` takes them. Any strides with a contiguous last dimension.
         k, v: Its keys and values, of q's dtype and rows, with num_heads_kv heads.
         group: A process group of n processes, of any backend that sends between two processes
             (NCCL, gloo). None: all processes.
@@ -137,7 +137,6 @@ def ring_attention(
     problem = Problem(
         among, lengths, packed, order, mask, softmax_scale, softcap, layout, deterministic
     )
-    q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous() for x in (q, k, v))
     if mode == "all_to_all":
         return heads.attention(problem, q, k, v, sinks, alibi_slopes)
     result: torch.Tensor = RingAttention.apply(problem, q, k, v, sinks, alibi_slopes)
