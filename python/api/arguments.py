@@ -315,8 +315,9 @@ _ARGUMENTS = (
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.""",
         values="""Positive and finite, or 0, and so must be its product with k_descale. That times
-            softmax_scale is 0 or from 2^-126 to 2^126. Negative or NaN: the head's rows are
-            NaN.""",
+            softmax_scale is 0 or from 2^-126 to 2^126; below, it may count as 0. Negative or NaN:
+            the head's rows are NaN; inf: NaN or infinite. Only rows that see no key may be 0 then,
+            as always.""",
     ),
     Argument(
         "k_descale",

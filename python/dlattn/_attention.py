@@ -153,7 +153,9 @@ def _attention(
             head's rows are NaN.
         sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
         q_descale: Positive and finite, or 0, and so must be its product with k_descale. That times
-            softmax_scale is 0 or from 2^-126 to 2^126. Negative or NaN: the head's rows are NaN.
+            softmax_scale is 0 or from 2^-126 to 2^126; below, it may count as 0. Negative or NaN:
+            the head's rows are NaN; inf: NaN or infinite. Only rows that see no key may be 0 then,
+            as always.
         k_descale: As for q_descale.
         v_descale: Any: a factor of out.
 

@@ -17,6 +17,7 @@ namespace dlattn {
 //                  inf or NaN, as a plain computation in fp32 gives
 //   descales       0 or positive and finite, with q's times k's and that times softmax_scale within
 //                  2^-126 to 2^126, or 0. A negative one or NaN, of q or k: the head's rows are NaN
+//                  (those that see no key, by a bias of -inf or a mask too, NaN or 0)
 //   softmax_scale  kMinSoftmaxScale to kMaxSoftmaxScale
 //   softcap        0: none; or kMinSoftcap to kMaxSoftcap
 //   bias           -inf hides the key, as the mask does. Every finite value, down to the least of

@@ -171,6 +171,18 @@ def test_rows_that_see_nothing():
     assert np.all(np.isneginf(lse[..., :28]))
 
 
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, 0.0, 1e-40])
+def test_rows_that_a_bias_hides_are_0_whatever_descales_are(name, value):
+    """On the CPU: kernels may have NaN there where q_descale or k_descale is NaN or negative."""
+    arrays, descales = inputs()
+    descales[name][:] = value
+    bias = np.zeros((1, 1, arrays[0].shape[1], arrays[1].shape[1]), np.float32)
+    bias[:, :, ::2] = -np.inf
+    out, lse = dlattn.attention(*arrays, bias=bias, **descales, return_lse=True)
+    assert np.all(to_float64(out)[:, ::2] == 0.0) and np.all(np.isneginf(lse[..., ::2]))
+
+
 def test_largest_and_nan():
     arrays, _ = inputs()
     v = arrays[2].copy()
