@@ -42,8 +42,9 @@ def with_any_scale(q: Any, scale: Any) -> tuple[Any, Any]:
     Scores of a negative scale are those of -q, a new array, with its magnitude. A magnitude below
     2**-126, the least that kernels take, counts as that: beside it all scores are 0.
     """
-    if scale is None or not isinstance(scale, Real) or isinstance(scale, bool):
-        return q, scale  # the latter two are refused later on
+    is_number: bool = isinstance(scale, Real) and type(scale) is not bool
+    if not is_number:  # None; others are refused later on
+        return q, scale
     if scale >= _LEAST_SCALE or scale != scale:
         return q, scale
     if scale <= -_LEAST_SCALE:
