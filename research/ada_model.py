@@ -6,6 +6,7 @@ python research/ada_model.py --json research/model/ada.json
 python research/ada_model.py --print research/model/ada.json   # the output of that run
 python research/ada_model.py --family wmma8                     # the 8-bit kernels
 python research/ada_model.py --family decode                    # few queries over many keys
+python research/ada_model.py --family backward --cubins ... --peers ...  # gradients, of cubins
 
 Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
 the library has no code for.
@@ -23,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sass_model import calibrate, decode, decode_report, kernels, report
+from sass_model import backward, calibrate, decode, decode_report, kernels, report
 from sass_model.devices import DEVICES, Device
 from sass_model.predict import Pace, Problem, pace, predict
 from sass_model.simulate import Run, simulate
@@ -33,6 +34,7 @@ RESULTS = ROOT / "benchmarks" / "results"  # measured, which the model is held a
 ADA = [d for d in DEVICES.values() if d.arch == "sm_89"]
 TILE_OF_DECODE = 128  # head_dim, of all calls that are predicted
 _TEXT = {"wmma": report.text, "wmma8": report.text_8_bit, "decode": decode_report.text}
+_TEXT["backward"] = backward.loops_table
 
 
 def problems() -> list[Problem]:
@@ -162,11 +164,19 @@ def main() -> int:
     parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--published", type=Path, help="folder of listings, see calibrate.py")
+    parser.add_argument("--cubins", type=Path, nargs="+", default=[], help="of backward, sm_89")
+    parser.add_argument("--peers", type=Path, nargs="+", default=[], help="of FlashAttention-2")
     parser.add_argument("--print", type=Path, help="print such a JSON instead", dest="made")
     args = parser.parse_args()
     if args.made:
         made = json.loads(args.made.read_text())
         print(_TEXT[args.family](made))
+        return 0
+
+    if args.family == "backward":
+        document = backward.document(args.cubins, args.peers, about())
+        print(backward.loops_table(document))
+        _write(document, args.json)
         return 0
 
     if args.family == "decode":

@@ -179,7 +179,7 @@ class Use:
 _FMA = frozenset({"FFMA", "FADD", "FMUL"})
 _HALF_FMA = frozenset({"IMAD", "HADD2", "HFMA2", "HMUL2"})
 _MUFU = frozenset({"MUFU", "I2F", "F2I", "POPC"})
-_MEMORY = frozenset({"LDSM", "LDS", "STS", "LDGSTS", "LDG", "STG", "SHFL", "LD", "ST"})
+_MEMORY = frozenset({"LDSM", "LDS", "STS", "LDGSTS", "LDG", "STG", "SHFL", "LD", "ST", "RED"})
 _MBARRIER = frozenset({"SYNCS", "ARRIVES", "ATOMS"})
 _JUMPS = frozenset({"BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "WARPSYNC", "YIELD"})
 _WAITS = frozenset({"BAR", "DEPBAR", "LDGDEPBAR", "NOP", "ERRBAR", "MEMBAR"})

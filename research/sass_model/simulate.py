@@ -39,10 +39,10 @@ class Step:
     outstanding: int = 0  # copies that a DEPBAR lets be
 
 
-def prepare(code: list[Instruction], device: Device) -> list[Step]:
-    """Looks up what each instruction needs on a device."""
+def prepare(code: list[Instruction], device: Device, mbarriers: bool = True) -> list[Step]:
+    """Looks up what each instruction needs on a device; `mbarriers`: whether the code has any."""
     tracked = {r for i in code for r in i.results}
-    on_mbarriers = handovers(code)
+    on_mbarriers = handovers(code) if mbarriers else {}
     steps = []
     for i in code:
         use = use_of(i, device)
@@ -238,6 +238,7 @@ def simulate(
     *,
     meeting: int | None = None,
     take_turns: bool = False,
+    mbarriers: bool = True,
     warm_up: int = 3,
     passes: int = 12,
 ) -> Run:
@@ -247,7 +248,7 @@ def simulate(
     ones that began at different times do. Counted is the time in which all warps run and make
     `passes` passes, after `warm_up` passes.
     """
-    steps = prepare(code, device)
+    steps = prepare(code, device, mbarriers)
     sm = _Multiprocessor(steps, device, blocks, warps, meeting or warps, take_turns)
     products = sum(s.clocks for s in steps if s.pipe == 0)
     alone = max(products, float(sum(s.stall for s in steps)))
