@@ -8,7 +8,9 @@
 The problems are those of differential.py with a gradient of out, of lse, or of both, of any size
 and strides, for all gradients or some. out and lse are what `attention` returns. The error of each
 gradient may be three times that of a plain computation in the same dtype, which counts as at least
-a rounding of scores and factors, relative to the magnitudes that the gradient is the sum of.
+a rounding of scores and factors, relative to the magnitudes that the gradient is the sum of. A
+probability below the least normal number may count as 0, whatever it is multiplied by, and a number
+beyond the dtype's largest is as good as that: it overflows to infinity.
 
 Rows whose scores float32 rounds by more than a thousandth, as a large finite bias makes them, have
 no gradient here: lse does not tell the shares of their keys. They must not disturb the others.
@@ -26,7 +28,7 @@ from typing import Any
 import differential
 import numpy as np
 from differential import ROUNDING, Run
-from random_problems import Draw, Placed, Problem, contiguous
+from random_problems import FINITE, Draw, Placed, Problem, contiguous
 
 import dlattn
 from dlattn.reference import (
@@ -53,6 +55,7 @@ OF = {
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k")
 LARGEST_LSE = 2.0**10
 LARGEST_WORKSPACE = 1 << 25  # in float32 numbers
+LEAST_SHARE = 2.0**-126  # the least normal number: exp2 of GPUs gives 0 below it
 
 # Not dlattn's names: a test replaces these, to see that what is wrong is found.
 _attention_backward = dlattn.attention_backward
@@ -95,7 +98,9 @@ class BackwardRun(Run):
         worst, which = 0.0, ""
         exact, bounds = self.expected
         for name in self.wanted:
-            error = max_error(found[name], exact[name]) / bounds[name]
+            if math.isinf(bounds[name]):
+                continue
+            error = max_error(_held(found[name], self._dtype(name)), exact[name]) / bounds[name]
             if not error <= worst:
                 worst, which = error, name
         return worst, 0.0, which if not worst <= 1 else ""
@@ -140,6 +145,10 @@ class BackwardRun(Run):
         options["deterministic"] = self.deterministic
         dout = None if self.dout is None else self._swapped(self.dout)
         return [dout, q, k, v, self._swapped(self.out), self.lse, *lengths], options, blocks
+
+    def _dtype(self, name: str) -> str:
+        """That of a gradient."""
+        return dtype_name(self.tensors[OF[name]])
 
     def _swapped(self, x: Any) -> Any:
         """Rows and heads as the problem's layout has them, from "bshd", or back."""
@@ -197,20 +206,21 @@ class BackwardRun(Run):
         else:
             exact = attention_backward_reference(**given)
             plain = same_dtype_gradients(**given, dtype=dtype)
-        sums = self._magnitudes(given)
+        sums, factors = self._magnitudes(given), self._magnitudes_of_factors(given)
         of_scores = 2.0**-52 if dtype == "float64" else 2.0**-23
         rounding = ROUNDING[dtype] + of_scores * self._score_size(given)
-        wanted = {name: getattr(exact, name) for name in self.wanted}
+        wanted = {name: _held(getattr(exact, name), self._dtype(name)) for name in self.wanted}
         bounds = {}
         for name in self.wanted:
-            own = dtype_name(self.tensors[OF[name]])
-            rough = max_error(round_to(getattr(plain, name), own), wanted[name])
-            if not math.isfinite(rough):  # float16 overflows, and any number is allowed
+            own = self._dtype(name)
+            rough = max_error(_held(round_to(getattr(plain, name), own), own), wanted[name])
+            if not rough < FINITE.get(own, math.inf) / 3:
+                # Numbers on the way overflow, and any result is allowed.
                 bounds[name] = math.inf
                 continue
             largest = float(np.max(np.abs(wanted[name]), initial=0.0))
             bound = 3 * max(rough, rounding * sums[name]) + ABSOLUTE_TERM[own] * largest
-            bounds[name] = max(bound, 1e-37)
+            bounds[name] = max(bound + LEAST_SHARE * factors[name], 1e-37)
         return wanted, bounds
 
     def _score_size(self, given: dict[str, Any]) -> float:
@@ -263,6 +273,34 @@ class BackwardRun(Run):
         if "sinks" in given:
             sums["dsinks"] = np.max(found.dsinks, initial=0.0)
         return {name: float(x) for name, x in sums.items()}
+
+    def _magnitudes_of_factors(self, given: dict[str, Any]) -> dict[str, float]:
+        """By gradient, at least such a sum of what probabilities are multiplied by."""
+        out = given["out"]
+        dout = np.zeros_like(out) if given["dout"] is None else np.abs(given["dout"])
+        numbers = {name: np.abs(np.nan_to_num(given[name])) for name in "qkv"}
+        largest = {name: np.max(x, initial=0.0) for name, x in numbers.items()}
+        rows = np.sum(dout) * largest["v"] + np.sum(np.abs(dout * out))
+        if given["dlse"] is not None:
+            rows += np.sum(np.abs(given["dlse"]))
+        q, k = numbers["q"], numbers["k"]
+        terms = rows * max(math.prod(k.shape[:-2]), 1)
+        scale = given["softmax_scale"] or q.shape[-1] ** -0.5
+        sums = {
+            "dq": terms * scale * largest["k"],
+            "dk": terms * scale * largest["q"],
+            "dv": np.sum(dout),
+            "dbias": terms,
+            "dalibi_slopes": terms * (q.shape[-3] + k.shape[-3]),
+            "dsinks": rows,
+        }
+        return {name: float(x) for name, x in sums.items()}
+
+
+def _held(x: Any, dtype: str) -> Any:
+    """Within the finite numbers of a dtype."""
+    largest = FINITE.get(dtype, math.inf)
+    return np.clip(to_float64(x), -largest, largest)
 
 
 def _host(x: Any) -> Any:

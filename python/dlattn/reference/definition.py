@@ -271,7 +271,8 @@ def round_to(array: Array, dtype: str) -> Array:
     if dtype == "float16":
         # NumPy's own conversion is some thirty times slower for subnormals, multiples of 2^-24.
         subnormal = np.abs(array) < 2.0**-14
-        normals = np.where(subnormal, 0, array).astype(np.float16).astype(array.dtype)
+        with np.errstate(over="ignore"):  # to infinity
+            normals = np.where(subnormal, 0, array).astype(np.float16).astype(array.dtype)
         return np.where(subnormal, np.rint(array * 2.0**24) * 2.0**-24, normals).astype(array.dtype)
     if dtype == FLOAT8:
         # Steps of 2^-3 of the power of two below, of 2^-9 at least; saturating at 448.
