@@ -151,6 +151,48 @@ void few_rows_with_softcap() {
   }
 }
 
+// The rows that count are all of a call. Where a stride between sequences moves them off 16 bytes,
+// the choice is that for a sequence alone whose rows begin so, not that for one whose rows are
+// aligned. The same stride beside one sequence is that of no row.
+void alignment_of_rows() {
+  const DeviceInfo h200 = test::gpu("H200", 9, 0, 132, 232448);
+  int others = 0;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const DType of_cache : {dtype, DType::kInt8, DType::kFloat8E4M3}) {
+      for (const char* const keys : {"sequences", "lengths", "varlen", "entries", "pages"}) {
+        const std::string_view kind = keys;
+        AttentionParams alone = test::problem(dtype, 128);
+        alone.seqlen_q = 1, alone.batch_size = 1;
+        alone.k.dtype = alone.v.dtype = of_cache;
+        if (kind == "lengths") alone.seqused_k = list;
+        if (kind == "varlen") alone.cu_seqlens_q = list, alone.total_q = 1, alone.seqused_k = list;
+        if (kind == "entries") alone.cache_batch_idx = list, alone.cache_batch_size = 20;
+        if (kind == "pages")
+          alone.page_table.data = list, alone.page_size = 16, alone.num_pages = 9999;
+        if (kind == "sequences" && of_cache != dtype) continue;
+        AttentionParams batch = alone;
+        batch.batch_size = 17;
+        if (kind == "varlen") batch.total_q = 17;
+        std::int64_t& stride = kind == "varlen" ? batch.q.row_stride : batch.q.batch_stride;
+        std::int64_t& of_one = kind == "varlen" ? alone.q.row_stride : alone.q.batch_stride;
+        const std::string aligned = Choice(core::make_plan(alone, h200, invariant())).text();
+        for (const std::int64_t elements : {1, 2, 4}) {
+          stride = of_one = 8 * 128 + elements;
+          const std::string of_batch = Choice(core::make_plan(batch, h200, invariant())).text();
+          AttentionParams moved = alone;
+          moved.q.data = static_cast<const char*>(alone.q.data) + 2 * elements;
+          const std::string of_moved = Choice(core::make_plan(moved, h200, invariant())).text();
+          const std::string of_alone = Choice(core::make_plan(alone, h200, invariant())).text();
+          CHECK_FOR(of_batch == of_moved, of_batch + ", but alone, as aligned, " + of_moved);
+          CHECK_FOR(of_alone == aligned, of_alone + ", but of contiguous rows " + aligned);
+          others += of_batch != aligned;
+        }
+      }
+    }
+  }
+  CHECK(others > 50);
+}
+
 // A refusal has each family's reason once, though more than one problem is planned.
 void reasons_once() {
   int refused = 0;
@@ -224,6 +266,7 @@ int main() {
   one_choice();
   least_of_all();
   few_rows_with_softcap();
+  alignment_of_rows();
   reasons_once();
   beyond_limits();
   return test::summary();

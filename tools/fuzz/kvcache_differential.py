@@ -193,7 +193,7 @@ class KVCacheRun:
             return math.inf, 0.0, "other bits the second time"
         of_no_batch = problem.options["batch_invariant"] or problem.options["split_size"]
         if of_no_batch and problem.call == "attend" and problem.batch > 1:
-            alone = self._first_alone(kernel)
+            alone = self._first_alone(kernel, out)
             if not arrays.same(alone, out[:1]):
                 return math.inf, 0.0, "other bits alone than in a batch"
         return *self._errors(out, lse), ""
@@ -336,16 +336,22 @@ class KVCacheRun:
 
     _rows_first = _layout
 
-    def _first_alone(self, kernel: str) -> Any:
-        """The first sequence without the others."""
-        problem = self.problem
+    def _first_alone(self, kernel: str, out: Any) -> Any:
+        """The first sequence without the others.
+
+        Its rows are aligned as they are beside the others, whose result `out` is: kernels may be
+        chosen by that.
+        """
+        problem, beside = self.problem, self.arrays.beside
         given = self._arguments(self._caches()[1], kernel)
-        given.pop("out", None)
-        for name in ("q", "seqused_k", "page_table", "cache_batch_idx", "leftpad_k"):
+        whole = {**given, "out": self._layout(out)}
+        for name in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k"):
             if name in given:
                 given[name] = given[name][:1]
+        of_batch = ["q", "out"]
         if not problem.page_size and not problem.chosen:
-            given |= {name: given[name][:1] for name in ("k_cache", "v_cache")}
+            of_batch += ["k_cache", "v_cache"]
+        given |= {name: beside(whole[name][:1], whole[name]) for name in of_batch}
         if "mask" in given and given["mask"].ndim == 4:
             given["mask"] = given["mask"][:1]
         elif "mask" not in given and problem.options["split_size"]:  # at any capacity

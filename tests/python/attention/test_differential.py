@@ -10,8 +10,8 @@ from typing import Any
 import differential
 import numpy as np
 import pytest
-from differential import KERNELS, NumPyArrays, Run, TorchArrays, run
-from random_problems import draw
+from differential import KERNELS, NumPyArrays, Run, TorchArrays, alignment, run
+from random_problems import Placed, Problem, contiguous, draw
 
 import dlattn
 
@@ -186,6 +186,39 @@ def test_other_bits_alone_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         if problem.options["batch_invariant"] and not problem.varlen:
             troubles.add(Run(NumPyArrays(), problem).check("cpu")[2])
     assert "other bits alone than in a batch" in troubles
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_bits_may_follow_the_alignment_of_rows(
+    varlen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone the first sequence's rows are aligned as they are beside the others."""
+    name = "attention_varlen" if varlen else "attention"
+    attention = getattr(dlattn, name)
+    asked: list[list[int]] = []
+
+    def aligned(x: np.ndarray) -> int:
+        return alignment(x.ctypes.data, x.shape, x.strides)
+
+    def by_alignment(*arguments: Any, **options: Any) -> Any:
+        out = attention(*arguments, **options)
+        asked.append([aligned(x) for x in (*arguments[:3], out)])
+        out *= np.float32(sum(asked[-1]))
+        return out
+
+    # One query and key each: the stride between sequences is none of the first one's rows alone.
+    sizes = (2, 1, 16) if varlen else (2, 1, 1, 16)
+    place = Placed.of(sizes, (17, *contiguous(sizes[1:])))
+    numbers = np.random.default_rng(0)
+    tensors = {x: (numbers.standard_normal(sizes, dtype=np.float32), place) for x in "qkv"}
+    options = {"causal": False, "window": (None, None), "softmax_scale": None, "softcap": 0.0,
+               "return_lse": False, "batch_invariant": True}  # fmt: skip
+    lengths = ((1, 1), (1, 1), (), 1, 1) if varlen else ()
+    trial = Run(NumPyArrays(), Problem(0, "float16", "bshd", tensors, options, None, *lengths))
+    monkeypatch.setattr(dlattn, name, by_alignment)
+    assert trial.check("cpu")[2] == ""
+    assert asked == [[2, 2, 2, 16]] * 3
+    assert aligned(trial.inputs[0][:1]) == 16
 
 
 def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

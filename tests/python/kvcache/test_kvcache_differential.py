@@ -12,10 +12,12 @@ from typing import Any
 import kvcache_differential
 import numpy as np
 import pytest
+from differential import alignment
 from kvcache_differential import APPEND, KERNELS, LIMITS, KVCacheRun, NumPyBlocks, TorchBlocks, run
 from kvcache_draws import BESIDE_8_BITS, CALLS, Limits, draw_kvcache
 from kvcache_eight_bits import CACHE_DTYPES
 from kvcache_problems import KVCacheProblem
+from random_problems import Placed
 
 import dlattn
 
@@ -284,6 +286,38 @@ def test_bits_that_depend_on_the_batch_fail(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dlattn, "attention_with_kvcache", careless)
     found = KVCacheRun(NumPyBlocks(), problem).check("cpu")
     assert found[2] == "other bits alone than in a batch"
+
+
+def test_bits_may_follow_the_alignment_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone the first sequence's rows are aligned as they are beside the others."""
+    whole = dlattn.attention_with_kvcache
+    asked: list[list[int]] = []
+
+    def aligned(x: np.ndarray) -> int:
+        return alignment(x.ctypes.data, x.shape, x.strides)
+
+    def by_alignment(**given: Any) -> Any:
+        result = whole(**given)
+        out = result[0] if isinstance(result, tuple) else result
+        asked.append([aligned(x) for x in (given["q"], given["k_cache"], given["v_cache"], out)])
+        out *= np.float32(1 + sum(asked[-1]))
+        return result
+
+    def wanted(p: KVCacheProblem) -> bool:
+        several = p.call == "attend" and p.batch > 1 and max(p.lengths_q) == 1
+        return several and p.options["batch_invariant"] and p.dims[0] % 8 == 0
+
+    # One query each: the stride between sequences is none of the first one's rows alone.
+    problem = next(filter(wanted, problems(600)))
+    sizes = problem.inputs["q"].sizes
+    row = sizes[2] * sizes[3]
+    problem.inputs["q"] = Placed.of(sizes, (row + 1, row, sizes[3], 1))
+    trial = KVCacheRun(NumPyBlocks(), problem)
+    monkeypatch.setattr(dlattn, "attention_with_kvcache", by_alignment)
+    assert trial.check("cpu")[2] == ""
+    assert len(asked) == 3 and asked[2] == asked[0]
+    q = trial.made["q"]
+    assert aligned(q[:1]) > aligned(q)
 
 
 def test_a_wrong_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
