@@ -89,13 +89,15 @@ function(dlattn_code_flags variable shared archs)
 endfunction()
 
 # Sets `variable` to what CMAKE_CUDA_ARCHITECTURES should be, DLATTN_ARCHS_REASON to why, and says it. Sets
-# DLATTN_ASKED_FAMILY_ARCHS to the architectures whose own families are wanted beside those. `nvcc` is the compiler.
+# DLATTN_ASKED_FAMILY_ARCHS to the architectures whose own families are wanted beside those, and DLATTN_SMALL to whether
+# bytes count more than the time to compress them. `nvcc` is the compiler.
 function(dlattn_choose_archs variable nvcc)
   if(NOT EXISTS "${nvcc}")  # CUDACXX may be a name, and have flags
     separate_arguments(words UNIX_COMMAND "${nvcc}")
     list(POP_FRONT words nvcc)
   endif()
   set(DLATTN_ASKED_FAMILY_ARCHS "" PARENT_SCOPE)
+  set(DLATTN_SMALL ON PARENT_SCOPE)
   set(archs "${CMAKE_CUDA_ARCHITECTURES}")
   if(NOT archs AND NOT "$ENV{CUDAARCHS}" STREQUAL "")
     set(archs "$ENV{CUDAARCHS}")
@@ -213,6 +215,9 @@ function(dlattn_choose_archs variable nvcc)
     set(rest "DLATTN_ARCHS=all builds machine code for every GPU")
   endif()
   list(REMOVE_DUPLICATES chosen)
+  if(items STREQUAL "common" OR items STREQUAL "native")  # installed where it is built
+    set(DLATTN_SMALL OFF PARENT_SCOPE)
+  endif()
   if(items STREQUAL "native" AND chosen)  # PTX that takes no run of the compiler of its own
     list(GET chosen 0 oldest)
     set(ptx ${oldest}-virtual)

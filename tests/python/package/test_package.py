@@ -17,7 +17,7 @@ import dlattn
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADERS = sorted((ROOT / "src" / "include" / "dlattn").glob("*.h"))
-MAX_WHEEL_BYTES = 16_000_000
+MAX_WHEEL_BYTES = 25_000_000  # .ci/nightly weighs a release's
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def choose(tmp_path: Path) -> Choose:
         f'cmake_minimum_required(VERSION 3.24)\ninclude("{ROOT}/cmake/Archs.cmake")\n'
         'dlattn_choose_archs(chosen "${NVCC}")\nmessage(STATUS "chosen: ${chosen}")\n'
         'message(STATUS "families of their own: ${DLATTN_ASKED_FAMILY_ARCHS}")\n'
+        'message(STATUS "small: ${DLATTN_SMALL}")\n'
     )
 
     def run(
@@ -96,6 +97,13 @@ def families(result: subprocess.CompletedProcess[str]) -> str:
     match = re.search(r"^-- families of their own: ?(.*)$", result.stdout, re.MULTILINE)
     assert match
     return match[1]
+
+
+def is_small(result: subprocess.CompletedProcess[str]) -> bool:
+    """Whether kernels are compressed for size, which takes time."""
+    match = re.search(r"^-- small: (ON|OFF)$", result.stdout, re.MULTILINE)
+    assert match
+    return match[1] == "ON"
 
 
 ALL = "80-real;89-real;90-real;120-real;89-virtual"
@@ -229,6 +237,25 @@ def test_one_line_says_what_is_built_and_why(choose: Choose) -> None:
     assert "machine code for 8.9, 9.0 and PTX for 8.0 and later (DLATTN_ARCHS: 89, 90)" in said(
         choose(["8.6"], DLATTN_ARCHS="89;90")
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "small"),
+    [
+        ({}, False),
+        ({"DLATTN_ARCHS": "common"}, False),
+        ({"DLATTN_ARCHS": "native"}, False),
+        ({"DLATTN_ARCHS": "all"}, True),
+        ({"DLATTN_ARCHS": "89;90"}, True),
+        ({"CUDAARCHS": "89"}, True),
+    ],
+)
+def test_what_is_built_for_one_machine_takes_no_time_to_compress(
+    choose: Choose, environment: dict[str, str], small: bool
+) -> None:
+    assert is_small(choose(["8.9"], environment=environment)) is small
+    if "native" not in environment.values():
+        assert is_small(choose(environment=environment)) is small
 
 
 @pytest.fixture
