@@ -350,3 +350,24 @@ def test_mapped_twice() -> None:
     found = torch.vmap(torch.vmap(function))(qs)[0]
     want = torch.stack([torch.stack([function(q)[0] for q in some]) for some in qs])
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_mapped_over_nothing() -> None:
+    """Shapes are those of one mapping, and of the gradients too."""
+    (q, k, v), starts = pack(), ints(0, 8, 20)
+    none = q.new_empty(0, *q.shape)
+    merge = torch.vmap(lambda out, lse: OPS.merge_states([out], [lse]), in_dims=(1, None))
+    found = [
+        torch.vmap(lambda q: OPS.attention(q, k[None], v[None]))(none[:, None]),
+        torch.vmap(lambda x: OPS.attention_varlen(q, k, v, x, x, 12, 12))(starts[None][:0]),
+        torch.vmap(lambda x: OPS.attention_with_kvcache(q[None], k[None], v[None], x))(
+            starts[:0, None]
+        ),
+        merge(drawn(1, 0, 20, 4, 8), drawn(1, 4, 20)),
+    ]
+    for out, lse in found:
+        shapes = {(0, 1, 20, 4, 8): (0, 1, 4, 20), (0, 20, 4, 8): (0, 4, 20)}
+        assert shapes[tuple(out.shape)] == lse.shape
+    inner = torch.func.grad(lambda q: OPS.attention(q, k[None], v[None])[0].sum())
+    twice = torch.vmap(torch.vmap(inner))(drawn(COUNT, 0, 1, 20, 4, 16))
+    assert twice.shape == (COUNT, 0, 1, 20, 4, 16)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
-from dlattn.integrations.torch import flops, ops
+from dlattn.integrations.torch import flops, ops, vmap
 from dlattn.integrations.torch.gradients import WITH_GRADIENTS, backward_only_once
 
 _GIVEN = "Tensor? dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
@@ -50,6 +50,8 @@ def _mapped(name: str, names: list[str], all_by_name: Callable[..., Any]) -> Cal
     def rule(info: Any, in_dims: tuple[Any, ...], *given: Any, **asked: Any) -> Any:
         arguments = all_by_name(*given, **asked)
         dims = dict.fromkeys(names) | dict(zip(names, in_dims, strict=False))
+        if info.batch_size == 0:
+            return vmap.over_nothing(_fake, dims, arguments)
         call = getattr(torch.ops.dlattn, name)
         each = []
         for i in range(info.batch_size):

@@ -39,7 +39,7 @@ def _register() -> None:
         _LIBRARY.impl(name, ops.by_name(_SCHEMA, _kernel), backend)
     _LIBRARY.impl(name, forward_only(name), "Autograd")
     ops.register_shapes(_SCHEMA, _fake, _LIBRARY)
-    ops.register_mapping(_SCHEMA, _LIBRARY)
+    ops.register_mapping(_SCHEMA, _fake, _LIBRARY)
     autocast.register(name, ops.argument_names(name), _LIBRARY)
     ops.register_operations(name)
 

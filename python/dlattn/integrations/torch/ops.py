@@ -173,8 +173,11 @@ def argument_names(name: str) -> list[str]:
     return [a.name for a in getattr(torch.ops.dlattn, name).default._schema.arguments]
 
 
-def register_mapping(schema: str, library: Any) -> None:
-    """Give an operator its rule of `vmap`, which gets all arguments and their dimensions."""
+def register_mapping(schema: str, fake: Callable[..., Any], library: Any) -> None:
+    """Give an operator its rule of `vmap`, which gets all arguments and their dimensions.
+
+    `fake` tells the shapes of what is mapped over nothing.
+    """
     name = schema.partition("(")[0]
     rule = getattr(vmap, name)
     names = argument_names(name)
@@ -183,6 +186,8 @@ def register_mapping(schema: str, library: Any) -> None:
     def mapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> Any:
         arguments = all_by_name(*given)
         dims = dict.fromkeys(names) | dict(zip(names, in_dims, strict=False))
+        if info.batch_size == 0:
+            return vmap.over_nothing(fake, dims, arguments)
         return rule(info.batch_size, dims, arguments)
 
     torch.library.register_vmap(f"dlattn::{name}", mapped, lib=library)
@@ -237,7 +242,7 @@ def _register() -> Kernels:
         _LIBRARY.impl(name, autograd, "Autograd")
         register_shapes(schema, fake, _LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
-            register_mapping(schema, _LIBRARY)
+            register_mapping(schema, fake, _LIBRARY)
         if name in ("attention", "attention_varlen"):
             autocast.register(name, argument_names(name), _LIBRARY)
     for name in ("attention", "attention_varlen"):

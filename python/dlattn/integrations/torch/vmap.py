@@ -7,6 +7,7 @@ mapped is not repeated where the operator can read it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def attention(count: int, dims: Arguments, given: Arguments) -> Any:
     _refuse_sinks(dims)
     for name in ("q", "k", "v"):
         given[name] = _first(given[name], dims[name], count).flatten(0, 1)
-    batch = given["q"].shape[0] // max(count, 1)
+    batch = given["q"].shape[0] // count
     for name, rank in _RANKS.items():
         given[name] = _of_batch(given[name], dims[name], count, batch, rank)
     out, lse = torch.ops.dlattn.attention(**given)
@@ -80,13 +81,13 @@ def attention_with_kvcache(count: int, dims: Arguments, given: Arguments) -> Any
         return _first(given[name], dims[name], count).flatten(0, 1)
 
     given["q"] = joined("q")
-    batch = given["q"].shape[0] // max(count, 1)
+    batch = given["q"].shape[0] // count
     mapped = dims["k_cache"] is not None or dims["v_cache"] is not None
     if mapped:
         given["k_cache"], given["v_cache"] = joined("k_cache"), joined("v_cache")
     elif given["page_table"] is None and given["cache_batch_idx"] is None:
         given["cache_batch_idx"] = torch.arange(batch, dtype=torch.int32, device=given["q"].device)
-    places = given["k_cache"].shape[0] // max(count, 1)  # in the cache of one, if it is mapped
+    places = given["k_cache"].shape[0] // count  # in the cache of one, if it is mapped
     for name in ("page_table", "cache_batch_idx"):
         if given[name] is None:
             continue
@@ -111,9 +112,27 @@ def merge_states(count: int, dims: Arguments, given: Arguments) -> Any:
             _first(x, dim, count).flatten(0, 1)
             for x, dim in zip(given[name], dims[name], strict=True)
         ]
-    batch = given["outs"][0].shape[0] // max(count, 1)
+    batch = given["outs"][0].shape[0] // count
     out, lse = torch.ops.dlattn.merge_states(**given)
     return tuple(x.unflatten(0, (count, batch)) for x in (out, lse)), (0, 0)
+
+
+def over_nothing(
+    fake: Callable[..., Any], dims: Arguments, given: Arguments
+) -> tuple[list[torch.Tensor], list[int]]:
+    """The results of no mapping, of the shapes that `fake` tells of one: no call is made."""
+
+    def one(x: Any, dim: Any) -> Any:
+        if dim is None:
+            return x
+        if isinstance(dim, (list, tuple)):
+            return [one(*pair) for pair in zip(x, dim, strict=True)]
+        shape = list(x.shape)
+        del shape[dim]
+        return x.new_empty(shape)
+
+    results = fake(**{name: one(x, dims[name]) for name, x in given.items()})
+    return [x.new_empty(0, *x.shape) for x in results], [0] * len(results)
 
 
 def _refuse_sinks(dims: Arguments) -> None:
