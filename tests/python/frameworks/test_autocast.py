@@ -169,11 +169,21 @@ def test_flash_faces_cast_nothing() -> None:
     import dlattn.flash_attn
     import dlattn.sageattention
 
-    with bf16():
-        with pytest.raises(dlattn.UnsupportedError, match="dtype"):
-            dlattn.flash_attn.flash_attn_func(*mixed())
-        with pytest.raises(dlattn.UnsupportedError, match="dtype"):
-            dlattn.sageattention.sageattn(*mixed(), tensor_layout="NHD")
+    for requires_grad in (False, True):
+        q, k, v = (x.requires_grad_(requires_grad) for x in mixed())
+        with bf16():
+            with pytest.raises(dlattn.UnsupportedError, match="dtype"):
+                dlattn.flash_attn.flash_attn_func(q, k, v)
+            starts = torch.tensor([0, 9], dtype=torch.int32)
+            arguments = (q[0], q[0], q[0], starts, starts, 9, 9)
+            for out in (
+                dlattn.flash_attn.flash_attn_func(q, q, q),
+                dlattn.flash_attn.flash_attn_varlen_func(*arguments),
+            ):
+                assert out.dtype == q.dtype and out.requires_grad is requires_grad
+            assert torch.is_autocast_enabled("cpu")
+    with bf16(), pytest.raises(dlattn.UnsupportedError, match="dtype"):
+        dlattn.sageattention.sageattn(*mixed(), tensor_layout="NHD")
 
 
 def test_diffusers() -> None:

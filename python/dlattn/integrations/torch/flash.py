@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 import dlattn.integrations.torch.backward  # noqa: F401  registers operators
 from dlattn._errors import UnsupportedError
@@ -28,5 +31,18 @@ def _call(function: Callable[..., Any], deterministic: bool, given: Any, named: 
                 f"{argument} is given and an input requires grad; accepted: None, as a call with "
                 "it has no gradients"
             )
-    with deterministic_gradients(deterministic):
+    with deterministic_gradients(deterministic), _without_autocast():
         return function(*given, **named)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Gradients change no dtype: calls of which none is wanted cast nothing under autocast."""
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    try:
+        for device in enabled:
+            torch.set_autocast_enabled(device, False)
+        yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)
