@@ -66,24 +66,38 @@ void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launc
 namespace dlattn::decode::combine {
 
 template <DType dtype, int kTile>
+void launch(const CombineTask& task, const Plan& plan, const Launch& launch, void* stream);
+
+// The kernels after keys of bytes are the same for both dtypes: int8's files have them.
+extern template void launch<DType::kInt8, 64>(const CombineTask&, const Plan&, const Launch&,
+                                              void*);
+extern template void launch<DType::kInt8, 128>(const CombineTask&, const Plan&, const Launch&,
+                                               void*);
+extern template void launch<DType::kInt8, 256>(const CombineTask&, const Plan&, const Launch&,
+                                               void*);
+
+template <DType dtype, int kTile>
 void launch(const CombineTask& task, const Plan& plan, const Launch& launch, void* stream) {
-  constexpr int kKeyBytes =
-      dtype == DType::kInt8 || dtype == DType::kFloat8E4M3 ? 1 : kElementBytes;
-  const AttentionParams& params = task;
-  const DecodeShape shape = make_decode_shape(params, plan);
-  const cuda::DeviceGuard device(params.device.index, "decode");
-  const auto launch_as = [&](auto element) {
-    with_variant<kTile>(launch, [&](auto variant) {
-      cuda::launch_kernel<combine_kernel<decltype(element), kTile, variant, kKeyBytes>>(
-          device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params, shape);
-    });
-  };
-  if constexpr (kKeyBytes > 1) {
-    launch_as(cuda::Element<dtype>());
-  } else if (shape.is_bfloat16) {
-    launch_as(__nv_bfloat16());
+  if constexpr (dtype == DType::kFloat8E4M3) {
+    combine::launch<DType::kInt8, kTile>(task, plan, launch, stream);
   } else {
-    launch_as(half());
+    constexpr int kKeyBytes = dtype == DType::kInt8 ? 1 : kElementBytes;
+    const AttentionParams& params = task;
+    const DecodeShape shape = make_decode_shape(params, plan);
+    const cuda::DeviceGuard device(params.device.index, "decode");
+    const auto launch_as = [&](auto element) {
+      with_variant<kTile>(launch, [&](auto variant) {
+        cuda::launch_kernel<combine_kernel<decltype(element), kTile, variant, kKeyBytes>>(
+            device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params, shape);
+      });
+    };
+    if constexpr (kKeyBytes > 1) {
+      launch_as(cuda::Element<dtype>());
+    } else if (shape.is_bfloat16) {
+      launch_as(__nv_bfloat16());
+    } else {
+      launch_as(half());
+    }
   }
 }
 
