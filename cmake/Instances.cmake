@@ -2,9 +2,9 @@
 #   families.inc              DLATTN_FAMILY(kForward, scalar, scalar) ... for core's list of families: operation, family
 #                             and namespace within dlattn
 #   instances.inc             DLATTN_INSTANCE(kForward, scalar, scalar, kFloat16, 64) ... for core and the tests
-#   <operation>_<family>*.cu  explicit instantiations of a family's launcher, from instance.cu.in; listed in
-#                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>; those with fp8 also in
-#                             DLATTN_FP8_SOURCES
+#   <operation>_<family>*.cu  explicit instantiations of a family's launcher, from instance.cu.in, or of those of several
+#                             families (IN); listed in DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>; those
+#                             with fp8 also in DLATTN_FP8_SOURCES
 # and sets DLATTN_FAMILY_PLANS, the sources of the families' plans, DLATTN_FAMILY_ARCHS, the architectures that families
 # are for alone, and DLATTN_COMPILED and DLATTN_COMPILED_<arch>, what instances.inc says of the instances of each, and
 # the same of the launches that follow a family's own (THEN).
@@ -34,7 +34,7 @@ endforeach()
 file(READ ${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in _template)
 
 macro(dlattn_family operation family)
-  cmake_parse_arguments(_own "WITHOUT_PLAN" "ARCH;TILES_PER_FILE;THEN" "" ${ARGN})
+  cmake_parse_arguments(_own "WITHOUT_PLAN" "ARCH;TILES_PER_FILE;IN;THEN" "" ${ARGN})
   if("${operation}" STREQUAL forward)  # whose families give namespaces their names
     set(_space_${operation}_${family} ${family})
   elseif("${operation}" STREQUAL backward)  # a function has the operation's name
@@ -47,6 +47,10 @@ macro(dlattn_family operation family)
     list(APPEND DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/${operation}/${family}/plan.cpp)
   endif()
   set(_${operation}_${family}_TILES_PER_FILE "${_own_TILES_PER_FILE}")
+  set(_${operation}_${family}_FILE ${operation}_${family})
+  if(_own_IN)
+    set(_${operation}_${family}_FILE ${_own_IN})
+  endif()
   set(_${operation}_${family}_THEN "${_own_THEN}")
   set(_${operation}_${family}_ARCH "")
   if(_own_ARCH)
@@ -62,7 +66,7 @@ function(dlattn_instance operation family dtype)
   set(arch ${_${operation}_${family}_ARCH})
   set(_enum ${_enum_${dtype}})
   set(tiles_per_file "${_${operation}_${family}_TILES_PER_FILE}")
-  set(name ${operation}_${family})
+  set(name ${_${operation}_${family}_FILE})
   set(num_tiles 0)
   foreach(tile ${ARGN})
     if(tiles_per_file)

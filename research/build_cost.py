@@ -32,7 +32,9 @@ def part_of(source: str, families: Iterable[str]) -> str:
     if "/generated/" in source:
         name = Path(source).stem
         fitting = [f for f in families if f"{name}_".startswith(f"{f.replace('/', '_')}_")]
-        return max(fitting, key=len)
+        if fitting and "_and_" in name:  # of several families, or of several operations
+            return "/".join(name.split("_", 1)).replace("_and_", " and ")
+        return max(fitting, key=len, default=name.replace("_", " "))
     if joined := re.search("/unity_(core|plans|cpu)_", source):
         return PARTS["src/cpu/" if joined[1] == "cpu" else "src/core/"]
     inside = os.path.relpath(source, ROOT)
