@@ -48,9 +48,17 @@ std::int32_t guarded(F&& f) noexcept {
 template <typename Struct>
 constexpr std::size_t kFirstSize = sizeof(Struct);
 
+// More than any version of a struct will have. A struct_size that nobody has set would make the
+// library read or write as much memory.
+constexpr std::size_t kMostSize = 1 << 16;
+
 template <typename Struct>
 void check_struct(const char* name, const Struct* given) {
   if (!given) fail(name, " is null");
+  if (given->struct_size > kMostSize) {
+    fail(name, ": struct_size is ", given->struct_size, "; accepted: ", kFirstSize<Struct>, " to ",
+         kMostSize);
+  }
   if (given->struct_size < kFirstSize<Struct>) {
     fail(name, ": struct_size is ", given->struct_size, "; accepted: at least ", kFirstSize<Struct>,
          ", its sizeof");

@@ -481,6 +481,9 @@ def test_structs_are_as_the_library_has_them() -> None:
             last_error()
             == f"{name}: struct_size is {size - 4}; accepted: at least {size}, its sizeof"
         )
+        struct.struct_size = 2**40  # of a struct that nobody set to 0
+        assert call(ctypes.byref(struct)) == CONSTANTS["DLATTN_UNSUPPORTED"]
+        assert last_error() == f"{name}: struct_size is {2**40}; accepted: {size} to 65536"
 
 
 def test_plan_and_workspace() -> None:
