@@ -14,7 +14,8 @@ dlpack::DLDataType dtype_named(const char* argument, const std::string& name) {
       if (dtype_text(dtype) == name) return dtype;
     }
   }
-  unsupported(argument, ": dtype is ", name, ", which dlattn does not have");
+  unsupported(argument, ": dtype is ", name,
+              "; accepted: bool, bfloat16, float8_e4m3fn, or numbers of 8 to 64 bits");
 }
 
 std::string kernel_text(const Options& options) {
@@ -27,7 +28,8 @@ std::string kernel_text(const Options& options) {
 Tensor XlaShapes::tensor(const char* name, nb::handle spec) {
   const nb::tuple pair = nb::borrow<nb::tuple>(spec);
   const nb::tuple sizes = nb::borrow<nb::tuple>(pair[1]);
-  if (nb::len(sizes) > kMaxDims) unsupported(name, " has ", nb::len(sizes), " dimensions");
+  if (nb::len(sizes) > kMaxDims)
+    unsupported(name, " has ", nb::len(sizes), " dimensions; accepted: at most ", kMaxDims);
   Tensor tensor;
   tensor.name = name;
   tensor.dtype = dtype_named(name, text(pair[0]));

@@ -667,6 +667,12 @@ def test_values_that_jax_cannot_hold() -> None:
     text = np.array(["a"])
     with pytest.raises(TypeError, match=r"^bias is of dtype <U1; accepted: numbers, or bool$"):
         face.attention(*INPUTS, bias=text)
+    for mask, words in (
+        (jax.random.key(0), "mask: dtype is key<fry>; accepted: bool, bfloat16, "),
+        (np.ones((1,) * 9, bool), "mask has 9 dimensions; accepted: at most 8"),
+    ):
+        with pytest.raises(dlattn.UnsupportedError, match=f"^{words}"):
+            face.attention(*INPUTS, mask=mask)
     for name in ("query", "key", "value"):
         given = {**dict(zip(("query", "key", "value"), INPUTS, strict=True)), name: None}
         with pytest.raises(TypeError, match=rf"^{name} is of type NoneType; accepted: an array"):
@@ -684,6 +690,13 @@ def test_values_that_jax_cannot_hold() -> None:
         return jax.grad(lambda q: face.attention(q, k, v, window=window).sum())(q)
 
     close(gradient((2**70, 0)), gradient((None, 0)))
+
+
+def test_a_tracer_that_outlives_its_function() -> None:
+    kept: list[Any] = []
+    jax.grad(lambda q: (kept.append(q), q.sum())[1])(INPUTS[0])
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        face.attention(*kept, *INPUTS[1:])
 
 
 def test_what_the_handler_refuses_arrives_in_words() -> None:

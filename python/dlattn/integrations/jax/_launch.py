@@ -55,6 +55,8 @@ def array(x: Any, name: str) -> Any:
     try:
         array = jnp.asarray(x)
     except TypeError as error:  # of text, or objects
+        if isinstance(x, jax.Array):  # a tracer that outlived its function, of which JAX tells more
+            raise
         raise TypeError(f"{name} is of dtype {x.dtype}; accepted: numbers, or bool") from error
     check_sizes(name, array)
     return array
