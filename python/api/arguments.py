@@ -51,8 +51,8 @@ _ARGUMENTS = (
         "Tensor",
         doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16,
             bfloat16 or float8_e4m3fn [7]; float32 on the CPU and in the kernel "scalar"; float64 on
-            the CPU. Any strides with a contiguous last dimension; rows aligned to 16 bytes are
-            fastest. The result is of q's framework and on q's device.""",
+            the CPU. Any strides of at least 0 with a contiguous last dimension; rows aligned to 16
+            bytes are fastest. The result is of q's framework and on q's device.""",
         kvcache_doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16
             or bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Strides
             and alignment are those of `attention`.""",

@@ -40,7 +40,7 @@ def append_kv(
     Args:
         k: New keys, (batch, seqlen_new, num_heads_kv, head_dim) in the layout "bshd", or with
             cu_seqlens_q (total_new, num_heads_kv, head_dim). float16, bfloat16 or float32, on the
-            CPU float64 too. Any strides with a contiguous last dimension.
+            CPU float64 too. Any strides of at least 0 with a contiguous last dimension.
         v: New values, of k's shape but for head_dim, and of k's dtype.
         k_cache: Keys, (batch, seqlen_k, num_heads_kv, head_dim), with cache_batch_idx of any batch
             size; or with page_table or slots (num_pages, page_size, num_heads_kv, head_dim), for

@@ -70,8 +70,8 @@ def _attention(
     Args:
         q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16, bfloat16
             or float8_e4m3fn [7]; float32 on the CPU and in the kernel "scalar"; float64 on the CPU.
-            Any strides with a contiguous last dimension; rows aligned to 16 bytes are fastest. The
-            result is of q's framework and on q's device.
+            Any strides of at least 0 with a contiguous last dimension; rows aligned to 16 bytes are
+            fastest. The result is of q's framework and on q's device.
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA [4]).
             Or what `quantize_kv` returned of keys and values, with None for v.

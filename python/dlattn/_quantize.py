@@ -36,7 +36,7 @@ def quantize_kv(
     Args:
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with
             cu_seqlens_k (total_k, num_heads_kv, head_dim). float16 or bfloat16; head_dim up to 256.
-            Any strides with a contiguous last dimension.
+            Any strides of at least 0 with a contiguous last dimension.
         v: Values, of k's shape but for head_dim, which is up to 256 too, and of k's dtype.
         precision: "int8_fp8", "int8_fp16" or "fp8", see `attention`.
         cu_seqlens_k: int32, (batch + 1,), as for `attention_varlen`. None: fixed length.

@@ -116,7 +116,8 @@ void outputs() {
   refuses([](auto& p) { p.out.head_stride = 0; }, overlap(0, 8));
   refuses([](auto& p) { p.out.row_stride = 31; }, overlap(31, 32));
   refuses([](auto& p) { p.out.batch_stride = 95; }, overlap(95, 96));
-  refuses([](auto& p) { p.out.batch_stride = -96; }, overlap(-96, 8));
+  refuses([](auto& p) { p.out.batch_stride = -96; },
+          "out: the stride of dimension batch is -96; negative strides are not accepted");
   accepts([](auto& p) { p.out.head_stride = 24, p.out.row_stride = 8; });  // bhsd
   accepts([](auto& p) { p.out.head_stride = 9, p.out.row_stride = 40, p.out.batch_stride = 1000; });
 

@@ -68,9 +68,9 @@ constexpr Operand kAppendOperands[] = {
     {FIELD(kTensor, k_descale), "bg", Elements::kFloat32},
     {FIELD(kTensor, v_descale), "bg", Elements::kFloat32},
 
-    {FIELD(kTensor, k_cache), "CTg d", Elements::kCached, kRequired | kModified},
-    {FIELD(kTensor, v_cache), "CTg e", Elements::kCached, kRequired | kModified},
-    {FIELD(kTensor, q_out), "BSh d", Elements::kAny, kRequired | kModified},
+    {FIELD(kTensor, k_cache), "CTg d", Elements::kCached, kRequired | kWritten},
+    {FIELD(kTensor, v_cache), "CTg e", Elements::kCached, kRequired | kWritten},
+    {FIELD(kTensor, q_out), "BSh d", Elements::kAny, kRequired | kWritten},
 };
 #undef FIELD
 

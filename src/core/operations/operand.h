@@ -46,8 +46,7 @@ enum Trait : std::uint16_t {
 
   kRequired = 32,  // null is refused, unless the tensor has no elements
   kWritten = 64,
-  kModified = 128 | kWritten,  // what is not written stays as it is
-  kSummed = 256,               // a dimension of stride 0 has one element, the sum over it
+  kSummed = 128,  // a dimension of stride 0 has one element, the sum over it
 };
 
 // Which stride of a view a dimension has, as an index into View::strides.

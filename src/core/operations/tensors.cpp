@@ -42,11 +42,6 @@ std::int64_t parts_of(const Operand& operand, const Sizes& sizes) {
   return operand.kind == Kind::kTensors ? sizes['N'] : 1;
 }
 
-// Whether a tensor that is written keeps what is not written.
-bool is_modified(const Operand& operand) {
-  return (operand.traits & kModified) == kModified;
-}
-
 // Whether the tensor is one of rows of a head, as q is.
 bool has_rows(const Operand& operand) {
   return operand.run == 'd' || operand.run == 'e' || operand.run == 'c';
@@ -165,7 +160,7 @@ void check_layouts(const GivenTensors& tensors) {
   for (const auto& [operand, region] : tensors) {
     check_address(operand->name, region.data, region.element_bytes);
     if (!is_small(region)) {
-      if (!operand->has(kWritten) || is_modified(*operand)) check_not_negative(*operand, region);
+      check_not_negative(*operand, region);
       check_span(*operand, region);
     }
     if (operand->has(kWritten) && !is_empty(region)) check_injective(*operand, region);

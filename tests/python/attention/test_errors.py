@@ -267,6 +267,10 @@ WRONG = {
     "mask reversed": Wrong(
         {"mask": np.ones((5, 7), bool)[::-1]}, ("mask: the stride of", "negative")
     ),
+    "out upside down": Wrong(
+        {"out": np.empty((2, 5, 4, 8), np.float32)[:, ::-1]},
+        ("out: the stride of dimension seqlen is -32", "negative"),
+    ),
     "strides within an element": Wrong(
         {"q": misaligned}, ("q: the stride of dimension", "bytes", "accepted: multiples")
     ),
