@@ -128,7 +128,9 @@ def varlen(
 ) -> Any:
     """`attention_varlen`, with flash-attn's ways to tell the lengths of keys in pages."""
     if block_table is not None:
-        descales = {}
+        # vLLM passes them with a cache of any dtype.
+        of_cache = ("k_descale", "v_descale") if _is_of_8_bits(k) else ()
+        descales = {name: descales[name] for name in of_cache}
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k = _lengths_between(cu_seqlens_k)
         cu_seqlens_k = None
@@ -158,6 +160,10 @@ def varlen(
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, {"page_table": "block_table", "sinks": "s_aux"})
         raise
+
+
+def _is_of_8_bits(cache: Any) -> bool:
+    return str(getattr(cache, "dtype", "")).rpartition(".")[2] in ("float8_e4m3fn", "int8")
 
 
 def _room(cache: Any, name: str, block_table: Any) -> int:

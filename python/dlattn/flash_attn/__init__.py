@@ -274,8 +274,8 @@ def flash_attn_varlen_func(
         return_softmax_lse: Return (out, softmax_lse).
         num_splits: See flash_attn_with_kvcache.
         scheduler_metadata, fa_version: Ignored. A plan needs no preparation, and there is one
-            version. With block_table the descales are ignored too, as keys in a cache are not of
-            float8_e4m3fn.
+            version. With block_table q_descale is ignored too, and so are the others of pages that
+            are not of 8 bits; pages of float8_e4m3fn or int8 need them.
 
     Returns:
         out, (total_q, num_heads, head_dim_v); with return_attn_probs the triple (out, softmax_lse,

@@ -215,6 +215,20 @@ def test_the_call_of_vllm():
     assert len(triple) == 3
 
 
+def test_pages_of_8_bits_count_by_their_factors():
+    _, call, _ = varlen_problem()
+    rounded = {
+        name: np.rint(np.nan_to_num(call[name] * 20)).clip(-128, 127).astype(np.int8)
+        for name in "kv"
+    }
+    factor = np.full((3, 2), 1 / 20, np.float32)
+    call |= {"q": call["q"].astype(np.float16), "k_descale": factor, "v_descale": factor}
+    found = flash_attn.flash_attn_varlen_func(**{**call, **rounded, "q_descale": factor})
+    exact = {name: (rounded[name] * np.float32(1 / 20)).astype(np.float16) for name in "kv"}
+    want = flash_attn.flash_attn_varlen_func(**{**call, **exact})
+    np.testing.assert_allclose(found, want, rtol=2e-2, atol=2e-2)
+
+
 def test_lengths_of_pages_by_cu_seqlens_k():
     """As flash-attn itself has them; seqused_k goes before."""
     _, call, _ = varlen_problem()
