@@ -347,7 +347,7 @@ _ARGUMENTS = (
         default="None",
         functions=ATTENTION,
         doc="""The numbers that are multiplied, with q of float16 or bfloat16 and head dims up to
-            128. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
+            256. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
             float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v
             are quantised on the way, k and v into a workspace of the framework's memory (see

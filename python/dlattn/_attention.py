@@ -99,7 +99,7 @@ def _attention(
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         precision: The numbers that are multiplied, with q of float16 or bfloat16 and head dims up
-            to 128. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
+            to 256. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
             float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v are
             quantised on the way, k and v into a workspace of the framework's memory (see
