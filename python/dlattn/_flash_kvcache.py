@@ -47,6 +47,8 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    k_descale: Any = None,
+    v_descale: Any = None,
     s_aux: Any = None,
 ) -> Any:
     """Attention of q over the keys and values in a cache. The module tells the other arguments.
@@ -84,6 +86,7 @@ def flash_attn_with_kvcache(
     options["batch_invariant"] = one_split(num_splits)
     q, softmax_scale = _views.with_any_scale(q, softmax_scale)  # a rotation of -q is that of q
     options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
+    options |= {"k_descale": k_descale, "v_descale": v_descale}
     room = _room(k_cache, "k_cache", block_table)
     if window_size is not NO_WINDOW:
         options["window"] = window_of(window_size, causal, room)

@@ -27,7 +27,8 @@ and what their extremes give, is told by `dlattn.attention` (Values):
 
     q_descale, k_descale, v_descale: Of flash_attn_func and flash_attn_varlen_func, by keyword, as
         FlashAttention-3 names them: what elements of float8_e4m3fn count, float32 of (batch,
-        num_heads_kv). out is bfloat16 then.
+        num_heads_kv). out is bfloat16 then. k_descale and v_descale are flash_attn_with_kvcache's
+        too, for caches of float8_e4m3fn or int8 beside q of 16 bits.
     s_aux: Of the same two and flash_attn_with_kvcache, by keyword: sinks, float32 of (num_heads,),
         natural logits that take a share of each row's softmax, as the kernels of gpt-oss name them.
 

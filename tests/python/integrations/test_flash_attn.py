@@ -75,7 +75,8 @@ def test_signature(name):
         for keyword in ("q_descale", "k_descale", "v_descale", "s_aux"):
             assert parameters.pop(keyword).kind is inspect.Parameter.KEYWORD_ONLY
     if name == "flash_attn_with_kvcache":
-        assert parameters.pop("s_aux").kind is inspect.Parameter.KEYWORD_ONLY
+        for keyword in ("k_descale", "v_descale", "s_aux"):
+            assert parameters.pop(keyword).kind is inspect.Parameter.KEYWORD_ONLY
     if name == "flash_attn_varlen_func":
         for keyword, default in OF_VLLM.items():
             parameter = parameters.pop(keyword)

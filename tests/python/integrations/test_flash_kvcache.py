@@ -147,6 +147,20 @@ def test_a_refused_call_writes_nothing(wrong):
         np.testing.assert_array_equal(x, y)
 
 
+def test_caches_of_8_bits():
+    """With the factors by which new keys are written, too."""
+    q, k, v = (normal(2, 2, heads, 64, seed=heads).astype(np.float16) for heads in (4, 2, 2))
+    k_cache, v_cache = np.zeros((2, 2, 30, 2, 64), np.int8)
+    k_cache[:, :20], v_cache[:, :20] = np.rint(20 * normal(2, 2, 20, 2, 64)).clip(-128, 127)
+    factors = {name: np.full((2, 2), 1 / 20, np.float32) for name in ("k_descale", "v_descale")}
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=20, **factors)
+    own = {name: x[:, :22] for name, x in (("k_cache", k_cache), ("v_cache", v_cache))}
+    again = flash_attn.flash_attn_with_kvcache(q, **own, **factors)
+    np.testing.assert_array_equal(again, out)
+    exact = (x[:, :22] * np.float16(1 / 20) for x in (k_cache, v_cache))
+    np.testing.assert_allclose(out, dlattn.attention(q, *exact), rtol=2e-2, atol=2e-2)
+
+
 def test_no_lengths_are_all_pages():
     k, v = (normal(5, 16, 2, 64, seed=i) for i in (1, 2))
     q, table = normal(2, 1, 4, 64), np.array([[4, 0], [1, 3]], np.int32)
