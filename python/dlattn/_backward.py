@@ -70,7 +70,7 @@ def attention_backward(
             stride of 0. None: zeros, where dlse is given.
         out, lse: What `attention` returned with return_lse for the other arguments. Those of a
             larger whole, of whose keys k and v are a part, give the gradients' share of that part.
-        dlse: The gradient of lse, float32, of its shape, any strides. None: zeros.
+        dlse: The gradient of lse, float32, of its shape, any strides of at least 0. None: zeros.
         q, k, v, causal, softmax_scale, window, softcap, bias, mask, alibi_slopes, sinks, layout,
             stream: As they were given to `attention`.
         kernel: The one kernel to use, "auto" for the one predicted to be the fastest, or "cpu".
