@@ -55,8 +55,8 @@ DLATTN_API Support supported(const BackwardParams& params, const DeviceInfo& dev
 DLATTN_API Plan plan(const BackwardParams& params, const DeviceInfo& device,
                      const Options& options = {});
 
-// Computes gradients; stream, memory and errors as forward(). Of the options it reads kernel,
-// variant, num_threads, poll and workspace.
+// Computes gradients; stream, memory and errors as forward(). Options::num_splits, split_size and,
+// on a GPU, batch_invariant are refused.
 DLATTN_API void backward(const BackwardParams& params, void* stream = nullptr,
                          const Options& options = {});
 

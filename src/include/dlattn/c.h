@@ -41,7 +41,7 @@ enum {
   DLATTN_FLOAT32 = 2,
   DLATTN_FLOAT64 = 3,  // on the CPU
   DLATTN_FLOAT8_E4M3 = 4,
-  DLATTN_INT8 = 5  // of the caches of DlattnAppend alone
+  DLATTN_INT8 = 5  // of keys and values in a cache alone
 };
 
 enum { DLATTN_CPU = 0, DLATTN_CUDA = 1 };  // device_type

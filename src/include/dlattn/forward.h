@@ -46,7 +46,7 @@ constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
 // causality, window or mask forbid the key, then softmax with the head's sink in the denominator.
 //
 // A plain struct that kernels take by value. The last dimension of q, k, v, out and lse is
-// contiguous; every other stride is free.
+// contiguous; every other stride is free, but not negative.
 struct AttentionParams {
   // q, k and v are of one dtype. out is of the same, but for kFloat8E4M3: then out is of kBFloat16,
   // kFloat16 or kFloat32, so is bias, and there are no alibi_slopes. In a cache k and v may both
@@ -130,7 +130,7 @@ struct AttentionParams {
   const std::int32_t* leftpad_k = nullptr;  // [batch_size], keys of each sequence that are not
                                             // seen, from its first; null: none
 
-  // Not kInputs: q, k, v and out are of kFloat16 or kBFloat16, and there are no softcap, bias and
+  // Not kInputs: q, k, v and out are of kFloat16 or kBFloat16, and there are no softcap and
   // alibi_slopes. quantized_kv is what quantize_kv() wrote of k and v in this precision, on the
   // problem's device, with the same sizes and cu_seqlens_k, by which its parts are found; k and v
   // are not read then, and may be null. Null: they are quantised into the workspace before.
