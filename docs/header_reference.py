@@ -24,7 +24,7 @@ HEADERS = Path(__file__).resolve().parents[1] / "src" / "include" / "dlattn"
 # Lines that declare nothing.
 _FRAME = re.compile(
     r'#pragma once|#include .*|namespace dlattn \{|\}  // namespace dlattn|extern "C" \{'
-    r'|\}  // extern "C"'
+    r'|\}  // extern "C"|#ifndef DLATTN_PARAMETERS_ONLY.*|#endif|struct \w+;.*'
 )
 _NAME = re.compile(
     r"^(?:#define (?P<macro>\w+)"

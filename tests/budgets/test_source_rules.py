@@ -234,3 +234,21 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert RESEARCH.search('add_test(NAME x COMMAND "research/x.py")')
     assert not RESEARCH.search("from dlattn.bench import scores  # a study")
     assert includes('#include "cuda/x.h"\n# include <mma.h>\n') == ["cuda/x.h", "mma.h"]
+
+
+def test_kernels_are_compiled_without_strings() -> None:
+    """The headers of strings and vectors take as long as a small kernel, in each of 40 files."""
+    template = (SOURCES / "cuda" / "instance.cu.in").read_text()
+    assert "#define DLATTN_PARAMETERS_ONLY\n" in template.split("#include")[0]
+    left_out = re.compile(r"^#ifndef DLATTN_PARAMETERS_ONLY.*?^#endif", re.M | re.S)
+    waiting = [str(p.relative_to(SOURCES)) for p in (SOURCES / "cuda").rglob("launch.cuh")]
+    found = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        path = SOURCES / ("include" if name.startswith("dlattn/") else "") / name
+        for other in includes(left_out.sub("", path.read_text())):
+            assert other not in ("string", "vector", "stdexcept", "functional"), name
+            if "/" in other and other not in found:
+                found.add(other)
+                waiting.append(other)
+    assert "dlattn/types.h" in found and "dlattn/error.h" not in found

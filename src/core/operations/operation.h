@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/operations/operations.h"
+#include "core/operations/tasks.h"
 #include "core/problem/alignment.h"
 #include "core/problem/quantized.h"
 #include "dlattn/attention.h"
@@ -13,20 +14,6 @@
 // backward and quantize, which plan each other's launches, have theirs here. Any other operation
 // has them beside its table (merge.h), in namespace dlattn, where templates find them by their
 // argument.
-namespace dlattn {
-
-// The attention whose partial results are to be combined. No family plans it alone: a family of
-// kForward that leaves partial results lists the launch that combines them.
-struct CombineTask : AttentionParams {};
-
-// The backward pass whose rows of lse and delta are to be prepared, and that whose partial sums are
-// to be added up. No family plans them alone: a family of kBackward lists both launches
-// (cuda/plan/backward_launches.h).
-struct DeltaTask : BackwardParams {};
-struct ReduceTask : BackwardParams {};
-
-}  // namespace dlattn
-
 namespace dlattn::core {
 
 template <Operation operation>

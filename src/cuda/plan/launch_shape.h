@@ -6,7 +6,7 @@
 #include "core/problem/alignment.h"
 #include "core/problem/positions.h"
 #include "cuda/tile/divider.h"
-#include "dlattn/attention.h"
+#include "dlattn/forward.h"
 
 // Numbers that the host computes once per launch, so that thread blocks do not: plain C++, shared
 // by the launchers and by the tests that run kernels on the CPU.

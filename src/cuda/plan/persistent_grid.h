@@ -5,7 +5,7 @@
 
 #include "core/problem/limits.h"
 #include "core/problem/positions.h"
-#include "dlattn/attention.h"
+#include "dlattn/forward.h"
 
 // The number of thread blocks of a grid of persistent thread blocks on Hopper, as plain host code.
 namespace dlattn::cuda {

@@ -1,8 +1,7 @@
-#include "cuda/plan/tensor_box.h"
-
 #include <limits>
 
 #include "core/util/concat.h"
+#include "cuda/plan/tensor_refusal.h"
 
 namespace dlattn::cuda {
 

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "core/problem/limits.h"
 #include "core/util/inline.h"
 #include "dlattn/forward.h"
 #include "dlattn/tensor.h"
 
-// How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them, and a
-// launch encodes them (cuda/tensor_map.h).
+// How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them
+// (tensor_refusal.h), and a launch encodes them (cuda/tensor_map.h).
 namespace dlattn::cuda {
 
 constexpr int kBoxRowBytes = 128;  // the widest swizzle's
@@ -91,10 +90,6 @@ TensorBox page_box(const char* name, const BasicTensorView<T>& x, std::int64_t c
   return varlen_box(name, x, columns, all_rows, heads, box_rows, element_bytes);
 }
 
-// Says why page_box() does not describe a cache of such strides; empty if it does.
-std::string page_refusal(const char* name, std::int64_t batch_stride, std::int64_t row_stride,
-                         std::int64_t rows, std::int64_t pages);
-
 // The rows of a box of keys in a cache for tiles of `block_n`, a power of two: as many as a tile's
 // and a page's first rows have between them at least.
 DLATTN_SHARED int page_box_rows(const AttentionParams& p, int block_n) {
@@ -102,8 +97,5 @@ DLATTN_SHARED int page_box_rows(const AttentionParams& p, int block_n) {
   const std::int64_t even = p.page_size & -p.page_size;
   return even < block_n ? static_cast<int>(even) : block_n;
 }
-
-// Says why TMA cannot read a tensor; empty if it can.
-std::string tma_refusal(const TensorBox& box);
 
 }  // namespace dlattn::cuda

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "dlattn/device.h"
 #include "dlattn/export.h"
 #include "dlattn/forward.h"
 #include "dlattn/plan.h"

@@ -45,9 +45,6 @@ struct BackwardParams {
   bool deterministic = false;
 };
 
-// The values of Options::kernel for backward(), whether this build has the families or not.
-DLATTN_API const std::vector<std::string_view>& backward_kernel_names();
-
 // Whether backward() would run `params` on `device`; never launches, never throws for wrong params.
 DLATTN_API Support supported(const BackwardParams& params, const DeviceInfo& device,
                              const Options& options = {});

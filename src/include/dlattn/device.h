@@ -69,4 +69,7 @@ DLATTN_API BuildInfo build_info();
 // them or not.
 DLATTN_API const std::vector<std::string_view>& kernel_names();
 
+// The values of Options::kernel for backward(), whether this build has the families or not.
+DLATTN_API const std::vector<std::string_view>& backward_kernel_names();
+
 }  // namespace dlattn

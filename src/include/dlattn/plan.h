@@ -1,15 +1,20 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
-#include <vector>
 
+#ifndef DLATTN_PARAMETERS_ONLY  // types.h
+#include "dlattn/device.h"
+#include "dlattn/support.h"
+#endif
 #include "dlattn/export.h"
 #include "dlattn/types.h"
 
 // How a problem is to be computed: what a caller may ask for, and what was chosen.
 namespace dlattn {
+
+struct DeviceInfo;  // device.h
+struct Support;     // support.h
 
 // Gives a call its Plan::workspace_bytes of device memory if the parameters bring none. Called at
 // most once, on the caller's thread, before anything is launched. Returns memory of the problem's
@@ -113,13 +118,5 @@ struct Plan : Launch {
   // The factor of it by which kernels are compared, above 1 where the model has not been tested.
   double margin = 1.0;
 };
-
-struct Support {
-  bool ok = false;
-  std::vector<std::string> reasons;  // why not; empty if ok
-};
-
-DLATTN_API std::string describe(const Plan& plan);      // one field a line
-DLATTN_API std::string describe(const Launch& launch);  // operation, kernel and grid, on one line
 
 }  // namespace dlattn

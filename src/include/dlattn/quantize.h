@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "dlattn/device.h"
 #include "dlattn/export.h"
 #include "dlattn/plan.h"
 #include "dlattn/tensor.h"

@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
+#ifndef DLATTN_PARAMETERS_ONLY  // of dlattn's files of kernels, where strings cost CPU time
+#include "dlattn/error.h"
+#endif
 #include "dlattn/export.h"
 
 namespace dlattn {
@@ -59,28 +60,6 @@ enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
 struct Poll {
   void (*function)(void* context) = nullptr;  // null: nothing
   void* context = nullptr;
-};
-
-// The exception of every failing call of this library.
-class DLATTN_API Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-  ~Error() override;
-};
-
-// An argument is wrong, or no kernel provides what is asked for. The message names the argument,
-// the value got and what is accepted. Thrown before anything is launched.
-class DLATTN_API UnsupportedError : public Error {
- public:
-  using Error::Error;
-  ~UnsupportedError() override;
-};
-
-// The device, its driver or a launch failed.
-class DLATTN_API DeviceError : public Error {
- public:
-  using Error::Error;
-  ~DeviceError() override;
 };
 
 DLATTN_API const char* to_string(DType dtype);          // "float16", ...

@@ -8,6 +8,7 @@
 #include "cuda/plan/cost.h"
 #include "cuda/plan/dbias_launch.h"
 #include "cuda/plan/tensor_box.h"
+#include "cuda/plan/tensor_refusal.h"
 
 namespace dlattn::backward_sm90 {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/operations/operation.h"
+#include "core/operations/tasks.h"
 #include "cuda/delta/row_blocks/kernel.cuh"
 #include "cuda/launch.cuh"
 

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "core/operations/operation.h"
+#include "core/operations/tasks.h"
 #include "cuda/forward/decode/combine.cuh"
 #include "cuda/forward/decode/kernel.cuh"
 #include "cuda/forward/decode/wide_kernel.cuh"

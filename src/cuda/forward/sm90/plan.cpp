@@ -17,6 +17,7 @@
 #include "cuda/plan/cost.h"
 #include "cuda/plan/persistent_grid.h"
 #include "cuda/plan/tensor_box.h"
+#include "cuda/plan/tensor_refusal.h"
 #include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::sm90 {

@@ -8,6 +8,7 @@
 #include "cuda/plan/cost.h"
 #include "cuda/plan/persistent_grid.h"
 #include "cuda/plan/tensor_box.h"
+#include "cuda/plan/tensor_refusal.h"
 
 namespace dlattn::sm90_fp8 {
 namespace {

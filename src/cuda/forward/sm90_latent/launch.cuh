@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/operations/operation.h"
+#include "core/operations/tasks.h"
 #include "cuda/forward/sm90_latent/boxes.h"
 #include "cuda/forward/sm90_latent/kernel.cuh"
 #include "cuda/launch.cuh"

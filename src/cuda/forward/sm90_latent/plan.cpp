@@ -10,6 +10,7 @@
 #include "core/util/concat.h"
 #include "cuda/forward/sm90_latent/boxes.h"
 #include "cuda/plan/cost.h"
+#include "cuda/plan/tensor_refusal.h"
 #include "cuda/tile/accumulation_limits.h"
 #include "cuda/tile/key_parts/divisions.h"
 

@@ -8,6 +8,7 @@
 #include "core/util/concat.h"
 #include "cuda/forward/sm90_wide/boxes.h"
 #include "cuda/plan/cost.h"
+#include "cuda/plan/tensor_refusal.h"
 #include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::sm90_wide {

@@ -7,7 +7,7 @@
 #include "core/problem/positions.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/plan/launch_shape.h"
-#include "dlattn/attention.h"
+#include "dlattn/forward.h"
 
 // Packed heads (pack_gqa): the query heads of one KV head become rows of the same tiles, so that K
 // and V are read once for all of them, and few queries fill a tile. Plain C++, shared by the plan,

@@ -16,6 +16,7 @@
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/plan/cost.h"
 #include "cuda/plan/tensor_box.h"
+#include "cuda/plan/tensor_refusal.h"
 #include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::wmma {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/operations/operation.h"
+#include "core/operations/tasks.h"
 #include "cuda/launch.cuh"
 #include "cuda/reduce/partial_sums/kernel.cuh"
 

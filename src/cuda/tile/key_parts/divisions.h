@@ -8,7 +8,7 @@
 #include "core/problem/limits.h"
 #include "core/util/ceil_div.h"
 #include "cuda/tile/key_parts/shape.h"
-#include "dlattn/attention.h"
+#include "dlattn/forward.h"
 
 // The ways to divide the keys of row blocks among thread blocks and the model of their times, as
 // plain host code for the plans of the families that divide keys.
