@@ -25,8 +25,8 @@ dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 dlattn_family(forward decode TILES_PER_FILE 1 THEN combine)
 dlattn_instance(forward decode float16 64 128 256 576)
 dlattn_instance(forward decode bfloat16 64 128 256 576)
-dlattn_instance(forward decode float8_e4m3fn 64 128 256)  # of k and v, beside q of either
-dlattn_instance(forward decode int8 64 128 256)
+dlattn_instance(forward decode float8_e4m3fn 64 128 256 576)  # of k and v, beside q of either
+dlattn_instance(forward decode int8 64 128 256 576)
 
 dlattn_family(forward sm90_latent ARCH 90a IN forward_sm90_latent_and_wide THEN combine)
 dlattn_instance(forward sm90_latent float16 576)

@@ -117,7 +117,7 @@ _VARIANTS = {
 # by that of out: after kernels for keys of as many bytes, and of one. General ones serve pages too.
 _DECODE = ("", "paged", "general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
-_WIDE = 576  # the tile of decode with one kernel a shape, for keys of 16 bits
+_WIDE = 576  # the tile of decode with one kernel a shape
 # The kernels of sm90_latent, which has one shape.
 _LATENT = ("", "combine")
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
@@ -151,7 +151,8 @@ _LARGE_HEADS_KERNEL = re.compile(
     r"_ZN6dlattn9sm90_wide6kernelI(6__half|13__nv_bfloat16)Li(\d+)EEEv\w+"
 )
 _WIDE_KERNEL = re.compile(
-    r"_ZN6dlattn6decode11wide_kernelI(6__half|13__nv_bfloat16)Li([01])EEEv\w+"
+    r"_ZN6dlattn6decode11wide_kernelI(6__half|13__nv_bfloat16)(S2_|a|13__nv_fp8_e4m3)"
+    r"Li([01])EEEv\w+"
 )
 # key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and whether
 # it is q's.
@@ -248,11 +249,10 @@ def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -
         return []  # 8-bit caches are for the kernels of q's dtype
     if family == "sm90_latent":
         return list(_LATENT)
-    if family == "decode" and tile == _WIDE:
-        return [variant, f"{variant}_{_DECODE_SUMS['2']}"]
     if family == "decode":
+        walks = ("",) if tile == _WIDE else _DECODE
         sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
-        return [f"{variant}_{kernel}".rstrip("_") for kernel in (*_DECODE, *sums)]
+        return [f"{variant}_{kernel}".rstrip("_") for kernel in (*walks, *sums)]
     beside = [twin] if (twin := _TWINS.get((family, variant))) else []
     if tile in _CACHED.get((family, variant), ()):
         beside.append("cached")
@@ -312,8 +312,9 @@ def name_of(symbol: str) -> str | None:
     if match := _LARGE_HEADS_KERNEL.fullmatch(symbol):
         return kernel_name("sm90_wide", _TYPES[match[1]], match[2])
     if match := _WIDE_KERNEL.fullmatch(symbol):
-        element, variant = match.groups()
-        return kernel_name("decode", _TYPES[element], _WIDE, variants("decode")[int(variant)])
+        element, keys, variant = match.groups()
+        dtype = _DECODE_KEYS.get(keys, _TYPES[element])
+        return kernel_name("decode", dtype, _WIDE, variants("decode")[int(variant)])
     if match := _BESIDE_BACKWARD_KERNEL.fullmatch(symbol):
         operation, element = match.groups()
         return kernel_name(operation, _TYPES[element], None)

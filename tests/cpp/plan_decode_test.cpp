@@ -451,6 +451,38 @@ void wide_heads() {
   CHECK(dlattn::plan(problem(1, 1, 8192, 512), h200, force("decode")).kernel == "decode");
 }
 
+// The same with keys of 8 bits.
+void wide_heads_of_8_bits() {
+  static const float scale = 0.5f;
+  for (const DType dtype : {DType::kInt8, DType::kFloat8E4M3}) {
+    const auto in_8_bits = [dtype](AttentionParams p) {
+      p.k.dtype = p.v.dtype = dtype;
+      p.k_descale.data = p.v_descale.data = &scale;
+      return p;
+    };
+    for (const DeviceInfo& device : gpus()) {
+      const Plan plan = dlattn::plan(in_8_bits(latents(8, 4096, 16)), device);
+      CHECK(plan.kernel == "decode");
+      CHECK(plan.dtype == dtype);
+      CHECK_EQ(plan.head_dim_tile, 576);
+      CHECK(plan.variant_name == std::string("rows16"));
+      CHECK(plan.predicted_ns <
+            dlattn::plan(latents(8, 4096, 16), device, force("decode")).predicted_ns);
+    }
+    CHECK(dlattn::plan(in_8_bits(latents(8, 4096, 128)), h200).variant_name ==
+          std::string("rows32"));
+    AttentionParams p = in_8_bits(latents(8, 4096, 16));
+    CHECK_THROWS(dlattn::plan(p, h200, force("sm90_latent")), UnsupportedError,
+                 std::string("no kernel can run this: sm90_latent: dtype is ") + to_string(dtype) +
+                     "; accepted: float16, bfloat16");
+    p.head_dim_v = 528;
+    CHECK_THROWS(dlattn::plan(p, h200, force("decode")), UnsupportedError,
+                 "no kernel can run this: decode: head_dim of v is 528; accepted: up to 512");
+    p.head_dim_v = 512, p.k.row_stride += 8, p.v.row_stride += 8;
+    check_copies(p);
+  }
+}
+
 // A thread block adds up at most so many keys of a row block, whatever the lengths are.
 void keys_of_wide_heads() {
   const std::int64_t most = tile::kMostKeys;
@@ -496,6 +528,7 @@ int main() {
   caches_of_8_bits();
   refused();
   wide_heads();
+  wide_heads_of_8_bits();
   keys_of_wide_heads();
   shared_memory();
   return test::summary();

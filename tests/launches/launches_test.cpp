@@ -142,11 +142,21 @@ void attention() {
 
 // Which random problems do not have, as wide heads in multiples of 8.
 void latents_in_pages() {
-  for (const char* kernel : {"auto", "decode", "sm90_latent"}) {
+  const struct {
+    const char* kernel;
+    DType dtype;  // of keys
+  } callers[] = {{"auto", DType::kBFloat16},
+                 {"decode", DType::kBFloat16},
+                 {"sm90_latent", DType::kBFloat16},
+                 {"auto", DType::kInt8},
+                 {"decode", DType::kFloat8E4M3}};
+  for (const auto& [kernel, dtype] : callers) {
     for (const std::int64_t heads : {16, 128}) {
       for (const std::int64_t batch : {1, 8, 66}) {
         for (const int num_splits : {0, 3}) {
           AttentionParams p = latents(batch, 4096, heads);
+          p.k.dtype = p.v.dtype = dtype;
+          if (size_of(dtype) == 1) p.k_descale.data = p.v_descale.data = numbers;
           p.workspace = at(2), p.workspace_bytes = std::int64_t{1} << 50;
           Options options = force(kernel);
           options.allow_workspace = true, options.num_splits = num_splits;

@@ -78,9 +78,14 @@ Pool<T, KV>::Pool(const Case& c, const Cache& cache, Tensors<T>& t)
         for (int d = 0; d < c.head_dim; ++d)
           set(&k.at(entry, j % rows, h, d), &t.k.at(c.batch_index(b), c.start_k(b) + j, h, d),
               of_k);
-        for (int d = 0; d < c.dim_v() && cache.latent; ++d)
-          t.v.at(c.batch_index(b), c.start_k(b) + j, h, d) =
-              t.k.at(c.batch_index(b), c.start_k(b) + j, h, d);
+        for (int d = 0; d < c.dim_v() && cache.latent; ++d) {
+          T& value = t.v.at(c.batch_index(b), c.start_k(b) + j, h, d);
+          if constexpr (sizeof(KV) == 1) {
+            value = T(as_float(k.at(entry, j % rows, h, d)) * of_v);
+          } else {
+            value = t.k.at(c.batch_index(b), c.start_k(b) + j, h, d);
+          }
+        }
         for (int d = 0; d < c.dim_v() && !cache.latent; ++d)
           set(&v.at(entry, j % rows, h, d), &t.v.at(c.batch_index(b), c.start_k(b) + j, h, d),
               of_v);

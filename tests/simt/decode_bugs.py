@@ -459,7 +459,7 @@ DECODE_BUGS = (
     _decode(
         "Q's power of two not taken back",
         "byte_queries.cuh",
-        "return power_of_two(exponent - 14);",
+        "return scale.of_products;",
         "return 1.0f;",
     ),
     _decode(
@@ -505,5 +505,43 @@ DECODE_BUGS = (
         "consumer.cuh",
         "static_cast<PartStats*>(shape.stats)[at] = {row_max, softmax.row_sum * factor};",
         ";",
+    ),
+    # The same with keys of 8 bits.
+    _wide(
+        "products of a row by the other row's factor",
+        "products.cuh",
+        "acc_s[j][e] *= rows.scales[e / 2];",
+        "acc_s[j][e] *= rows.scales[0];",
+    ),
+    _wide(
+        "keys 8 further on taken for those before",
+        "products.cuh",
+        "rP[0][n], even[0], even[1]",
+        "rP[0][n], even[1], even[0]",
+    ),
+    _wide("even columns for odd ones", "products.cuh", "odd[0], odd[1]", "even[0], even[1]"),
+    _wide(
+        "Q in the order of 16-bit keys",
+        "consumer.cuh",
+        "(column_warp, i) + lane_idx % 4 * 4",
+        "(column_warp, i) + lane_idx % 4 * 2",
+    ),
+    _wide(
+        "Q's power of two not taken back",
+        "consumer.cuh",
+        "rows.scales[h] *= scale.of_products;",
+        ";",
+    ),
+    _wide(
+        "columns of out in the order of 16-bit keys",
+        "consumer.cuh",
+        "first + lane_idx % 4 * 4 + half * 2",
+        "first + lane_idx % 4 * 2 + half * 8",
+    ),
+    _wide(
+        "v's factor left out",
+        "consumer.cuh",
+        "if (kBytes && result.scale",
+        "if (false && result.scale",
     ),
 )

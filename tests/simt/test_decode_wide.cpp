@@ -18,14 +18,15 @@ using simt::Layout;
 namespace decode = dlattn::decode;
 
 // As the launcher does.
-template <typename T, int kVariant>
+template <typename T, typename KV, int kVariant>
 void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
                  const simt::Tensors<T>& tensors, simt::Schedule schedule) {
   const decode::DecodeShape shape = decode::make_decode_shape(params, plan);
   simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
   simt::start_early(&threads, tensors);
-  simt::launch(threads, [&] { decode::wide_kernel<T, kVariant>(params, shape); });
+  using M = std::conditional_t<sizeof(KV) == 1, __half, T>;  // the type of the factors
+  simt::launch(threads, [&] { decode::wide_kernel<M, KV, kVariant>(params, shape); });
   if (shape.whole) return;
   const std::int64_t grid = params.batch_size * params.num_heads * params.seqlen_q *
                             decode::combine_blocks(decode::kWideTile);
@@ -33,25 +34,37 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
                     static_cast<std::size_t>(decode::combine_smem_bytes()), schedule};
   simt::start_early(&rows, tensors);
   simt::launch(rows, [&] {
-    decode::combine_kernel<T, decode::kWideTile, kVariant, sizeof(T)>(params, shape);
+    decode::combine_kernel<T, decode::kWideTile, kVariant, sizeof(KV)>(params, shape);
   });
 }
 
-template <typename T>
+// Whether this build has the kernels for a case's keys as elements of KV: of those of 8 bits one
+// kind, AddressSanitizer's build and the plain one e4m3, ThreadSanitizer's int8.
+template <typename KV>
+bool has_keys_of(const DividedCase& d) {
+  if (sizeof(KV) > 1) return simt::is_built(simt::DTypeOf<KV>::value, decode::kWideTile);
+#if !defined(SIMT_ALL_INSTANCES) && !defined(SIMT_TILE)
+  if (std::is_same_v<KV, std::int8_t> != simt::kThreadSanitizer) return false;
+#endif
+  return d.cache.any() && d.sizes.head_dim % 16 == 0 && d.sizes.dim_v() % 16 == 0;
+}
+
+template <typename T, typename KV = T>
 void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, const char* filter) {
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
-  if (!simt::is_built(kDType, decode::kWideTile)) return;
+  if (!has_keys_of<KV>(d)) return;
   if (blocks == 0 && (d.num_splits || d.split_size)) return;
-  const std::string name = "decode_wide " + std::string(dlattn::to_string(kDType)) + " " +
-                           c.name() + d.cache.name() + " " + decode::kVariantNames[variant] +
-                           " blocks " + std::to_string(blocks) +
-                           (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
-                           (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
+  const std::string name =
+      "decode_wide " + std::string(dlattn::to_string(kDType)) + " " + c.name() + d.cache.name() +
+      " " + decode::kVariantNames[variant] + " blocks " + std::to_string(blocks) +
+      (sizeof(KV) == 1 ? " keys " + std::string(dlattn::to_string(simt::DTypeOf<KV>::value)) : "") +
+      (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
+      (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
   simt::Tensors<T> t = simt::make_tensors<T>(c);
   dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
-  std::optional<simt::Pool<T, T>> pool;
+  std::optional<simt::Pool<T, KV>> pool;
   if (d.cache.any()) {
     pool.emplace(c, d.cache, t);
     pool->describe(d.cache, &params);
@@ -83,9 +96,9 @@ void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, cons
     t.out.poison(), t.lse.poison();
     std::memset(workspace.get(), 0xFF, bytes);
     if (variant == decode::kRows32) {
-      run_kernels<T, decode::kRows32>(params, plan, t, schedule);
+      run_kernels<T, KV, decode::kRows32>(params, plan, t, schedule);
     } else {
-      run_kernels<T, decode::kRows16>(params, plan, t, schedule);
+      run_kernels<T, KV, decode::kRows16>(params, plan, t, schedule);
     }
     const std::vector<unsigned char> out = t.out.bytes();
     if (first_out.empty()) first_out = out;
@@ -98,6 +111,19 @@ void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, cons
   };
   tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(0.0f), problem_of), kDType,
                trouble);
+}
+
+// With 8-bit keys one kernel serves q and out of either type, which it reads and writes in one
+// place: by turns.
+template <typename KV>
+void run_bytes(simt::Tests& tests, const DividedCase& d, int variant, int blocks,
+               const char* filter) {
+  static int number = 0;
+  if ((number++ / 2 + variant) % 2 == 0) {
+    run<__half, KV>(tests, d, variant, blocks, filter);
+  } else {
+    run<__nv_bfloat16, KV>(tests, d, variant, blocks, filter);
+  }
 }
 
 Case wide(Case c, int head_dim_v, const std::function<void(Case&)>& set = {}) {
@@ -159,9 +185,11 @@ int main(int argc, char** argv) {
     for (const int blocks : c.blocks) {
       if (simt::kThreadSanitizer && blocks != c.blocks.back()) continue;  // it is slow
       for (const int variant : {decode::kRows16, decode::kRows32}) {
-        if (std::abs(c.sizes.rise) < 1000.0)  // beyond float16
-          run<__half>(tests, c, variant, blocks, arguments.filter());
         run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
+        if (std::abs(c.sizes.rise) > 1000.0) continue;  // beyond float16 and 8 bits
+        run<__half>(tests, c, variant, blocks, arguments.filter());
+        run_bytes<std::int8_t>(tests, c, variant, blocks, arguments.filter());
+        run_bytes<__nv_fp8_e4m3>(tests, c, variant, blocks, arguments.filter());
       }
     }
   }

@@ -54,3 +54,15 @@ def test_entries_splits_and_features() -> None:
 def test_v_of_its_own_memory() -> None:
     run(latents(4, latent=False, head_dim=512, num_heads_kv=2, dtype="float16"), causal=True)
     run(latents(4, latent=False, head_dim=320, head_dim_v=264), causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["int8", "float8_e4m3fn"])
+def test_latents_of_8_bits(cache_dtype: str, dtype: str) -> None:
+    """The same elements are keys by one factor and values by another."""
+    pytest.importorskip("ml_dtypes")
+    run(latents(seqlen_q=2, dtype=dtype, cache_dtype=cache_dtype), causal=True)
+    entries = {"page_size": 0, "chosen": True, "leftpads": (0, 1, 9, 0, 70)}
+    run(latents(4, dtype=dtype, cache_dtype=cache_dtype, **entries))
+    own = {"latent": False, "head_dim": 512, "num_heads_kv": 2, "page_size": 16}
+    run(latents(4, dtype=dtype, cache_dtype=cache_dtype, **own), causal=True)

@@ -12,6 +12,30 @@
 // largest magnitude of each is from 2^14 to 2^15: what fp16 rounds then is below 2^-39 of it.
 namespace dlattn::decode {
 
+// How rows of bfloat16 become fp16: what an element is multiplied with, and what products with the
+// results are multiplied with in turn.
+struct HalfScale {
+  float of_elements, of_products;
+
+  // For elements of at most such a magnitude.
+  __device__ __forceinline__ explicit HalfScale(float largest) {
+    std::uint32_t bits;
+    memcpy(&bits, &largest, sizeof bits);
+    // Within what both powers are normal numbers for.
+    const int exponent = max(min(static_cast<int>(bits >> 23) - 127, 127), -100);
+    of_elements = power_of_two(14 - exponent);
+    of_products = power_of_two(exponent - 14);
+  }
+
+ private:
+  __device__ __forceinline__ static float power_of_two(int exponent) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(127 + exponent) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+  }
+};
+
 template <int kHeadDim>
 class ByteQueries {
  public:
@@ -53,21 +77,13 @@ class ByteQueries {
 #pragma unroll
     for (int step = 1; step < kChunks; step *= 2)
       largest = fmaxf(largest, __shfl_xor_sync(tile::kFullMask, largest, step));
-    std::uint32_t bits;
-    memcpy(&bits, &largest, sizeof bits);
-    // Within what both powers are normal numbers for.
-    const int exponent = max(min(static_cast<int>(bits >> 23) - 127, 127), -100);
-    const float factor = power_of_two(14 - exponent);
+    const HalfScale scale(largest);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = tile::pack<__half>(numbers[2 * i] * factor, numbers[2 * i + 1] * factor);
-    return power_of_two(exponent - 14);
-  }
-  __device__ __forceinline__ static float power_of_two(int exponent) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(127 + exponent) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return power;
+    for (int i = 0; i < 4; ++i) {
+      words[i] = tile::pack<__half>(numbers[2 * i] * scale.of_elements,
+                                    numbers[2 * i + 1] * scale.of_elements);
+    }
+    return scale.of_products;
   }
 };
 

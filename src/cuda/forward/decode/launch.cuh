@@ -16,8 +16,8 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
   const DecodeShape shape = make_decode_shape(params, plan);
   const cuda::DeviceGuard device(params.device.index, "decode");
   if constexpr (is_wide(kTile)) {
-    cuda::launch_kernel<wide_kernel<T, kVariant>, kMaxSmem>(device, plan.grid, plan.num_warps * 32,
-                                                            plan.smem_bytes, stream, params, shape);
+    cuda::launch_kernel<wide_kernel<T, KV, kVariant>, kMaxSmem>(
+        device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params, shape);
   } else {
     const auto launch_as = [&](auto paged, auto general) {
       cuda::launch_clusters<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(

@@ -36,12 +36,13 @@ struct Shape {
   int column_warps = 1;  // with wide heads a warp has some of the columns
 };
 
-// With 8-bit keys queries are in shared memory, in the order that their products want
-// (byte_queries.cuh), and slices are of more keys, or stages are more, for as many bytes to be on
-// their way.
+// With 8-bit keys slices are of more keys, or stages are more, for as many bytes to be on their
+// way, and but for wide heads queries are in shared memory, in the order that their products want
+// (byte_queries.cuh).
 constexpr Shape shape_of(int head_dim_tile, int variant, int key_bytes) {
   const int row_groups = variant == kRows16 ? 1 : 2;
-  if (is_wide(head_dim_tile)) return {row_groups, 1, 16, 4, false, key_bytes, 4};
+  if (is_wide(head_dim_tile))
+    return {row_groups, 1, key_bytes == 1 ? 32 : 16, 4, false, key_bytes, 4};
   if (key_bytes == 1) {
     if (head_dim_tile <= 64) return {row_groups, 4, 32, 5, true, key_bytes};
     if (head_dim_tile <= 128) return {row_groups, 4, 32, 2, true, key_bytes};
@@ -91,7 +92,7 @@ struct WideSmemMap {
 
 constexpr WideSmemMap wide_smem_map(const Shape& shape) {
   WideSmemMap map{};
-  map.tensor = shape.slice * kWideTile * kElementBytes;
+  map.tensor = shape.slice * kWideTile * shape.key_bytes;
   map.parts = shape.stages * map.tensor;
   map.total = map.parts + num_warps(shape) * 16 * shape.slice * 4;
   return map;

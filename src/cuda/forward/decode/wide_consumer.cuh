@@ -1,54 +1,31 @@
 #pragma once
 
+#include "cuda/forward/decode/byte_queries.cuh"
 #include "cuda/forward/decode/wide_producer.cuh"
+#include "cuda/forward/decode/wide_products.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/key_parts/parts.cuh"
 #include "cuda/tile/mma/mask.cuh"
 #include "cuda/tile/mma/plain_softmax.cuh"
-#include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace dlattn::decode {
 
-// The columns of one of the four warps that share rows: in each segment of 64 columns of a row 16,
-// so that where they lie differs from warp to warp by one XOR.
-namespace warp_columns {
-constexpr int kSegmentBytes = 128;
-constexpr int kKeyBlocks = kWideTile / 64;  // blocks of 16 columns of a row of Q and K
-constexpr int kValueBlocks = kWideValues / 64;
-
-// The first column of the warp's i-th block.
-__device__ __forceinline__ int column(int warp, int i) {
-  return i * 64 + warp * 16;
-}
-// From a lane's address of columns 0 .. 15 to that of the warp's first block.
-__device__ __forceinline__ ptx::SmemAddress first(ptx::SmemAddress address, int warp) {
-  return address ^ (warp * 32);
-}
-}  // namespace warp_columns
-
-// 16 rows in one of the warps that share them: Q and the unnormalised output in its columns. All of
-// these warps have the same softmax, to the last bit. Apart from the consumer, so that nvcc splits
-// it into registers.
-struct WideRows {
-  float acc_o[warp_columns::kValueBlocks][2][4] = {};
-  std::uint32_t rQ[warp_columns::kKeyBlocks][4];
-  tile::OnlineSoftmax softmax[2];  // of rows lane / 4 and lane / 4 + 8; row_sum: this lane's part
-};
-
 // A warp's way through a segment.
-template <typename T, int kVariant>
+template <typename T, typename KV, int kVariant>
 struct WideConsumer {
-  using Producer = WideProducer<T, kVariant>;
+  using Producer = WideProducer<KV, kVariant>;
   static constexpr Shape kShape = Producer::kShape;
   static constexpr int kBlockM = block_m(kShape);
   static constexpr int kSlice = Producer::kSlice;
   static constexpr int kColumnWarps = kShape.column_warps;
   static constexpr int kGroups = kSlice / 8;
+  static constexpr bool kBytes = sizeof(KV) == 1;
   using Rows = WideRows;
   using Scores = float[1][kGroups][4];
   using Part = tile::Vec<float, 4>[kGroups][32];  // of scores, as accumulators lie in a warp
-  static_assert(kSlice == 16 && kColumnWarps == 4);
+  static_assert(kSlice == (kBytes ? 32 : 16) && kColumnWarps == 4);
 
   const AttentionParams& params;
   const DecodeShape& shape;
@@ -112,20 +89,68 @@ struct WideConsumer {
  private:
   // Q straight to the lanes that multiply it: few rows are read once.
   __device__ __forceinline__ void load_queries(Rows& rows) const {
+    with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
+      using Q = decltype(element);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 8 * h + lane_idx / 4;
-      const T* const q = query_row<T>(params, shape, segment.sequence, segment.head_kv, mask,
-                                      min(row, num_rows - 1));
-#pragma unroll
-      for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int column = warp_columns::column(column_warp, i) + half * 8 + lane_idx % 4 * 2;
-          rows.rQ[i][2 * half + h] = column < params.head_dim && row < num_rows
-                                         ? *reinterpret_cast<const std::uint32_t*>(q + column)
-                                         : 0;
+      for (int h = 0; h < 2; ++h) {
+        const int row = first_row + 8 * h + lane_idx / 4;
+        const Q* const q = query_row<Q>(params, shape, segment.sequence, segment.head_kv, mask,
+                                        min(row, num_rows - 1));
+        if constexpr (kBytes) {
+          load_byte_row(rows, q, row, h);
+        } else {
+          load_row(rows, q, row, h);
         }
+      }
+    });
+  }
+  // Row h of the lane's two.
+  __device__ __forceinline__ void load_row(Rows& rows, const T* q, int row, int h) const {
+#pragma unroll
+    for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = warp_columns::column(column_warp, i) + half * 8 + lane_idx % 4 * 2;
+        rows.rQ[i][2 * half + h] = column < params.head_dim && row < num_rows
+                                       ? *reinterpret_cast<const std::uint32_t*>(q + column)
+                                       : 0;
+      }
+    }
+  }
+  // The same as fp16, for products with 8-bit keys, where a lane's four columns are neighbours. A
+  // warp's columns of a row of bfloat16 have a power of two of their own.
+  template <typename Q>
+  __device__ __forceinline__ void load_byte_row(Rows& rows, const Q* q, int row, int h) const {
+    rows.scales[h] = descales_of(params, std::int64_t{segment.sequence},
+                                 std::int64_t{segment.head_kv} * shape.packed_heads.divisor(),
+                                 std::int64_t{segment.head_kv})
+                         .scores;
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
+      const int column = warp_columns::column(column_warp, i) + lane_idx % 4 * 4;
+      tile::Vec<Q, 4> x;
+      memset(&x, 0, sizeof x);
+      if (column < params.head_dim && row < num_rows)
+        x = *reinterpret_cast<const tile::Vec<Q, 4>*>(q + column);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair)
+        memcpy(&rows.rQ[i][2 * pair + h], &x.x[2 * pair], sizeof(std::uint32_t));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) largest = fmaxf(largest, fabsf(tile::to_float(x.x[c])));
+    }
+    if constexpr (std::is_same_v<Q, __half>) return;
+    const HalfScale scale(tile::reduce_max<4>(largest));
+    rows.scales[h] *= scale.of_products;
+#pragma unroll
+    for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        std::uint32_t& word = rows.rQ[i][2 * pair + h];
+        tile::Vec<Q, 2> x;
+        memcpy(&x, &word, sizeof x);
+        word = tile::pack<__half>(tile::to_float(x.x[0]) * scale.of_elements,
+                                  tile::to_float(x.x[1]) * scale.of_elements);
       }
     }
   }
@@ -164,39 +189,27 @@ struct WideConsumer {
       factors[h] = tile::mma::make_probabilities(rows.softmax[h], acc_s[0], h, scale);
     if (__any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f))
       scale_output(rows, factors);
-    std::uint32_t rP[1][1][4];
+    std::uint32_t rP[1][kSlice / 16][4];
     tile::mma::SpeculativeSoftmax<1>::pack<T, 0, kSlice>(acc_s, rP);
     // O += P V
-    const ptx::SmemAddress sV =
-        warp_columns::first(values + tile::mma::lane_offset_down<kWideTile>(lane_idx), column_warp);
-#pragma unroll
-    for (int i = 0; i < warp_columns::kValueBlocks; ++i) {
-      std::uint32_t rV[4];
-      ptx::ldmatrix_x4_trans(rV, sV + i * warp_columns::kSegmentBytes);
-      ptx::mma_m16n8k16<T>(rows.acc_o[i][0], rP[0][0], rV[0], rV[1]);
-      ptx::mma_m16n8k16<T>(rows.acc_o[i][1], rP[0][0], rV[2], rV[3]);
+    if constexpr (kBytes) {
+      multiply_wide_pv_bytes<KV>(rows, rP, values, lane_idx, column_warp);
+    } else {
+      multiply_wide_pv<T>(rows, rP, values, lane_idx, column_warp);
     }
   }
 
-  // Leaves the scores that this warp's columns give in shared memory. Products that follow each
-  // other have two sets of accumulators, so that they wait for each other half as long.
+  // Leaves the scores that this warp's columns give in shared memory.
   __device__ __forceinline__ void leave_scores(const Rows& rows, ptx::SmemAddress keys) const {
-    const ptx::SmemAddress sK =
-        warp_columns::first(keys + tile::mma::lane_offset_across<kWideTile>(lane_idx), column_warp);
-    float acc[2][kGroups][4] = {};
-#pragma unroll
-    for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
-      std::uint32_t rK[4];
-      ptx::ldmatrix_x4(rK, sK + i * warp_columns::kSegmentBytes);
-      ptx::mma_m16n8k16<T>(acc[i % 2][0], rows.rQ[i], rK[0], rK[1]);
-      ptx::mma_m16n8k16<T>(acc[i % 2][1], rows.rQ[i], rK[2], rK[3]);
+    float acc_s[kGroups][4];
+    if constexpr (kBytes) {
+      multiply_wide_qk_bytes<KV>(acc_s, rows, keys, lane_idx, column_warp);
+    } else {
+      multiply_wide_qk<T>(acc_s, rows, keys, lane_idx, column_warp);
     }
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[0][j][e] += acc[1][j][e];
-      tile::store(part_of_warp(column_warp)[j][lane_idx].x, acc[0][j]);
-    }
+    for (int j = 0; j < kGroups; ++j)
+      tile::store(part_of_warp(column_warp)[j][lane_idx].x, acc_s[j]);
   }
 
   __device__ __forceinline__ bool is_modified() const {
@@ -258,15 +271,18 @@ struct WideConsumer {
       if (row >= num_rows) continue;
       const bool is_first = column_warp == 0 && lane_idx % 4 == 0;
       if (segment.is_complete()) {
-        const int query = mask.query(row);
-        const ResultRow<T> to(params, segment.sequence,
-                              segment.head_kv * heads + row - query * heads, query);
-        const tile::RowResult result = softmax.finalize(scale, to.sink);
-        if (to.lse && is_first) *to.lse = result.lse;
-        for_each_pair(rows, h, [&](int column, float low, float high) {
-          store_pair(to.out, column, tile::scaled(low, result.scale),
-                     tile::scaled(high, result.scale), static_cast<int>(params.head_dim_v),
-                     shape.store_bytes);
+        const int query = mask.query(row), head = segment.head_kv * heads + row - query * heads;
+        with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
+          const ResultRow<decltype(element)> to(params, segment.sequence, head, query);
+          tile::RowResult result = softmax.finalize(scale, to.sink);
+          if (kBytes && result.scale != 0.0f)
+            result.scale *= value_scale<sizeof(KV)>(params, segment.sequence, segment.head_kv);
+          if (to.lse && is_first) *to.lse = result.lse;
+          for_each_pair(rows, h, [&](int column, float low, float high) {
+            store_pair(to.out, column, tile::scaled(low, result.scale),
+                       tile::scaled(high, result.scale), static_cast<int>(params.head_dim_v),
+                       shape.store_bytes);
+          });
         });
       } else {
         const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
@@ -287,10 +303,16 @@ struct WideConsumer {
                                                 Function store_pair) const {
 #pragma unroll
     for (int i = 0; i < warp_columns::kValueBlocks; ++i) {
+      const float (&acc)[2][4] = rows.acc_o[i];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_pair(warp_columns::column(column_warp, i) + half * 8 + lane_idx % 4 * 2,
-                   rows.acc_o[i][half][2 * h], rows.acc_o[i][half][2 * h + 1]);
+        const int first = warp_columns::column(column_warp, i);
+        if constexpr (kBytes) {
+          store_pair(first + lane_idx % 4 * 4 + half * 2, acc[0][2 * h + half],
+                     acc[1][2 * h + half]);
+        } else {
+          store_pair(first + half * 8 + lane_idx % 4 * 2, acc[half][2 * h], acc[half][2 * h + 1]);
+        }
       }
     }
   }

@@ -12,19 +12,23 @@ __device__ __forceinline__ int entry_of(const AttentionParams& p, int sequence) 
   return p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
 }
 
-template <typename T, int kVariant>
+// `KV`: the type of elements of K and V.
+template <typename KV, int kVariant>
 struct WideProducer {
-  static constexpr Shape kShape = shape_of(kWideTile, kVariant, sizeof(T));
+  static constexpr Shape kShape = shape_of(kWideTile, kVariant, sizeof(KV));
   static constexpr WideSmemMap kMap = wide_smem_map(kShape);
   static constexpr int kSlice = kShape.slice;
   static constexpr int kRingBytes = kMap.parts;
-  static constexpr int kOfChunk = 16 / static_cast<int>(sizeof(T));  // elements
-  // Eight lanes copy 128 bytes of a row at a time, a warp of four rows. Warps that have the same
-  // rows take turns.
-  static constexpr int kRowWarps = kSlice / 4;
+  static constexpr int kOfChunk = 16 / static_cast<int>(sizeof(KV));  // elements
+  // As ldmatrix sees them: of 16-bit elements.
+  using Rows = tile::SwizzledRows<kWideTile* static_cast<int>(sizeof(KV)) / 2>;
+  static constexpr int kSegmentElements = Rows::kChunks * kOfChunk;
+  // Eight lanes, or with 8-bit keys four, copy a segment of a row at a time, a warp of four rows or
+  // of eight. Warps that have the same rows take turns.
+  static constexpr int kRowsOfWarp = 32 / Rows::kChunks;
+  static constexpr int kRowWarps = kSlice / kRowsOfWarp;
   static constexpr int kTurns = num_warps(kShape) / kRowWarps;
-  using Rows = tile::SwizzledRows<kWideTile>;
-  static_assert(num_warps(kShape) % kRowWarps == 0 && Rows::kSegmentBytes == 128);
+  static_assert(num_warps(kShape) % kRowWarps == 0 && kSegmentElements == 64);
 
   const AttentionParams& params;
   const DecodeShape& shape;
@@ -54,7 +58,7 @@ struct WideProducer {
   // This thread's row of a slice.
   __device__ __forceinline__ static int row() {
     const int thread = static_cast<int>(threadIdx.x);
-    return thread / 32 % kRowWarps * 4 + thread % 32 / 8;
+    return thread / 32 % kRowWarps * kRowsOfWarp + thread % 32 / Rows::kChunks;
   }
   __device__ __forceinline__ bool is_seen(int i) const {
     const int n = key(i) + row();
@@ -89,8 +93,8 @@ struct WideProducer {
   // This thread's part of a row of K or V, the first `columns` of which exist.
   __device__ __forceinline__ void copy(ptx::SmemAddress to, const TensorView& x, int i, int page,
                                        int columns) const {
-    const int thread = static_cast<int>(threadIdx.x), chunk = thread % 8;
-    const T* from = static_cast<const T*>(x.data);
+    const int thread = static_cast<int>(threadIdx.x), chunk = thread % Rows::kChunks;
+    const KV* from = static_cast<const KV*>(x.data);
     if (columns > 0) {
       const int n = key(i) + row();
       const int at = params.page_table.data
@@ -102,7 +106,7 @@ struct WideProducer {
     const int turn = thread / 32 / kRowWarps;
 #pragma unroll
     for (int s = 0; s < Rows::kSegments; s += kTurns) {
-      const int piece = s + turn, column = piece * Rows::kSegmentColumns + chunk * kOfChunk;
+      const int piece = s + turn, column = piece * kSegmentElements + chunk * kOfChunk;
       if (kTurns > 1 && piece >= Rows::kSegments) break;
       const bool exists = column < columns;
       ptx::cp_async<16>(to + piece * Rows::kSegmentBytes, from + (exists ? column : 0), exists);
