@@ -58,7 +58,8 @@ class DlattnBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 8 <= head_size <= 256
+        step = 8 if head_size <= 256 else 16  # which caches of 8 bits ask for beyond 256
+        return head_size % step == 0 and 8 <= head_size <= 512
 
     @classmethod
     def supports_dtype(cls, dtype: torch.dtype) -> bool:
