@@ -8,7 +8,7 @@
 #                                                                  that it shares with other families; THEN: the
 #                                                                  operation of a launch that may follow the family's own;
 #                                                                  WITHOUT_PLAN: plans of other families list its launches
-#   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
+#   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>... [IN <file>])
 
 # A family's instances are compiled as one file, or where that takes long as files of a few tiles each, and small families
 # together. Fewer files take less time on few cores: to read the headers, once for the host and once an architecture,
@@ -59,8 +59,8 @@ dlattn_family(forward scalar)
 dlattn_instance(forward scalar float16 64 128 256)
 dlattn_instance(forward scalar bfloat16 64 128 256)
 dlattn_instance(forward scalar float32 64 128 256)
-dlattn_instance(forward scalar float8_e4m3fn 64 128 256)  # of k and v, beside q of 16 bits; the same kernels
-dlattn_instance(forward scalar int8 64 128 256)
+dlattn_instance(forward scalar float8_e4m3fn 64 128 256 IN forward_scalar_8_bit)  # of k and v, beside q of 16 bits
+dlattn_instance(forward scalar int8 64 128 256 IN forward_scalar_8_bit)  # the same kernels
 
 dlattn_family(merge row_per_warp IN small_operations)
 dlattn_instance(merge row_per_warp float16 0)

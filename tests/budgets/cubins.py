@@ -216,7 +216,7 @@ def instances(operation: str = "forward") -> list[tuple[str, str, int]]:
     """The (family, dtype, head_dim tile) of instances.cmake."""
     text = (ROOT / "src/cuda/instances.cmake").read_text()
     found = []
-    instance = re.compile(rf"^dlattn_instance\({operation} (\w+) (\w+) ([\d ]+)\)", re.M)
+    instance = re.compile(rf"^dlattn_instance\({operation} (\w+) (\w+) ([\d ]+)(?:IN \w+)?\)", re.M)
     for family, dtype, tiles in instance.findall(text):
         found += [(family, dtype, int(tile)) for tile in tiles.split()]
     return found

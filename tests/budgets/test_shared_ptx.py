@@ -15,6 +15,7 @@ import pytest
 CMAKE = (cubins.ROOT / "cmake" / "Archs.cmake").read_text()
 DEFINITION = "-DDLATTN_CODE_OF_89"
 FP8 = "float8_e4m3fn"
+BESIDE_FP8 = [("scalar", "int8")]  # kernels that take both
 # wmma8 is one file, which has fp8; sm90 has nothing for 8.9.
 FAMILIES = sorted({f for f, d, _ in cubins.instances() if d != FP8} - {"wmma8", "sm90"})
 
@@ -31,7 +32,8 @@ def code(folder: Path, instance: tuple[str, str, int], **options: object) -> dic
 @pytest.mark.skipif(not os.environ.get("DLATTN_NIGHTLY"), reason="for .ci/nightly")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_machine_code_is_the_same(family: str, tmp_path: Path) -> None:
-    instances = [i for i in cubins.instances() if i[0] == family and i[1] != FP8]
+    own_family = [i for i in cubins.instances() if i[0] == family]
+    instances = [i for i in own_family if i[1] != FP8 and i[:2] not in BESIDE_FP8]
     assert DEFINITION in CMAKE
     try:
         for number, instance in enumerate({instances[0], instances[-1]}):
