@@ -6,8 +6,6 @@ import importlib
 import sys
 from typing import Any
 
-import numpy as np
-
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
 from dlattn._types import Tensor
@@ -126,6 +124,8 @@ def _check_lists(lists: dict[str, Any]) -> str:
 
 def _check_values(lists: dict[str, Any], page_size: int, max_pages: int | None) -> int:
     """Check what the lists hold, NumPy's here; returns the pages of the longest sequence."""
+    import numpy as np  # not at the top: it loads slowly, and `import dlattn` brings this module
+
     starts, indices, last = (x.astype(np.int64) for x in lists.values())
     outside = (starts < 0) | (starts > indices.size)
     if outside.any():
@@ -192,4 +192,8 @@ def _values(x: Any) -> Any:
     """As a NumPy array; of a GPU's array, the host waits for it."""
     if hasattr(x, "cpu"):  # torch
         return x.cpu().numpy()
-    return x.get() if hasattr(x, "get") else np.asarray(x)  # CuPy
+    if hasattr(x, "get"):  # CuPy
+        return x.get()
+    import numpy as np
+
+    return np.asarray(x)
