@@ -52,8 +52,8 @@ def attend(
         mask: None, bool (True: attend) or numbers that are added: (rows, keys), (batch, rows, keys)
             or (batch, heads, rows, keys), each dimension but the last two also 1.
         attn_precision: torch.float32 for scores in float32, as they are with precision None.
-        precision: As `dlattn.attention` takes it. With one, additive masks are left to `func`. A
-            model that forbids it, by low_precision_attention=False, gets None.
+        precision: As `dlattn.attention` takes it. A model that forbids it, by
+            low_precision_attention=False, gets None.
         kwargs: scale, a factor of the scores; enable_gqa, for fewer heads of k and v than of q.
             What else is given, and not KNOWN, is left to `func`.
 

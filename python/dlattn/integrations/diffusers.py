@@ -52,8 +52,7 @@ def attend(
         key, value: (batch, seqlen_k, num_heads_kv, head_dim), (…, head_dim_v); num_heads_kv divides
             num_heads, whatever diffusers' `enable_gqa` says.
         attn_mask: bool (True: attend) or additive in query's dtype or float32: (batch, seqlen_k),
-            or broadcastable to (batch, num_heads, seqlen_q, seqlen_k). Additive ones not with a
-            precision.
+            or broadcastable to (batch, num_heads, seqlen_q, seqlen_k).
         dropout_p: Probability.
         is_causal: Query i sees keys 0 to i.
         scale: Factor of q·k; None: 1 / sqrt(head_dim).
