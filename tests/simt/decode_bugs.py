@@ -41,7 +41,7 @@ def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
 PAGE = "min(max(pages[at], 0), static_cast<int>(params.num_pages) - 1)"
 ENTRY = "min(max(p.cache_batch_idx[sequence], 0), last)"
 LOOKED_UP = "lane < kSlice && i < count && n >= begin && n < end"
-COPIED_V = "rows.v, v_offset, row, seen &&"
+COPIED_V = "rows.v.data, v_offset, row, seen &&"
 
 DECODE_BUGS = (
     # Pages and entries.
@@ -100,18 +100,18 @@ DECODE_BUGS = (
         "p.cache_batch_idx[sequence]",
     ),
     _decode(
-        "V of the sequence's own entry",
+        "keys of the sequence's own entry",
         "producer.cuh",
-        "v += entry * p.v.batch_stride",
-        "v += sequence * p.v.batch_stride",
+        "begin_at_batch(p, entry_of(p, sequence))",
+        "begin_at_batch(p, sequence)",
     ),
     # Changes in what is copied.
-    _decode("V behind the keys copied", "producer.cuh", COPIED_V, "rows.v, v_offset, row, "),
+    _decode("V behind the keys copied", "producer.cuh", COPIED_V, "rows.v.data, v_offset, row, "),
     _read_or_write(
         "K behind the keys copied",
         "producer.cuh",
-        "rows.k, k_offset, row, seen &&",
-        "rows.k, k_offset, row, ",
+        "rows.k.data, k_offset, row, seen &&",
+        "rows.k.data, k_offset, row, ",
     ),
     _decode(
         "keys before the first copied",

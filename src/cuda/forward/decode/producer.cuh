@@ -3,29 +3,29 @@
 #include "cuda/forward/decode/traits.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/tile/key_parts/schedule.cuh"
+#include "cuda/tile/key_source.cuh"
 #include "cuda/tile/swizzle.cuh"
 
 // The copies of a group of warps: its slices of K and V, into its own stages.
 namespace dlattn::decode {
 
-// Where the keys of a KV head of a sequence lie. kAsked: kernels for pages serve keys without them
-// too.
-template <typename KV, bool kPaged, bool kAsked>
-struct KeyRows {
-  const KV *k, *v;  // key 0's, or page 0's of a pool
+// The entry of the batch, or of the cache, that has the keys of a sequence.
+__device__ __forceinline__ int entry_of(const AttentionParams& p, int sequence) {
+  const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
+  return p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
+}
 
+// Rows from key 0 of a sequence on, or from page 0 of a pool. kAsked: kernels for pages serve keys
+// without them too.
+template <typename KV, bool kPaged, bool kAsked>
+struct KeyRows : tile::KeySource<KV> {
   __device__ __forceinline__ KeyRows(const AttentionParams& p, int sequence, int head_kv)
-      : k(static_cast<const KV*>(p.k.data) + head_kv * p.k.head_stride),
-        v(static_cast<const KV*>(p.v.data) + head_kv * p.v.head_stride) {
+      : tile::KeySource<KV>(p, head_kv) {
     if (is_paged(p)) return;
     if (p.cu_seqlens_k) {
-      const int start = tile::key_rows(p, sequence).start;
-      k += start * p.k.row_stride, v += start * p.v.row_stride;
+      this->begin_at_row(tile::key_rows(p, sequence).start);
     } else {
-      const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
-      const int entry =
-          p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
-      k += entry * p.k.batch_stride, v += entry * p.v.batch_stride;
+      this->begin_at_batch(p, entry_of(p, sequence));
     }
   }
   __device__ __forceinline__ static bool is_paged(const AttentionParams& p) {
@@ -125,8 +125,9 @@ struct Producer {
         } else {
           k_offset = n * params.k.row_stride, v_offset = n * params.v.row_stride;
         }
-        copy(stages + stage, rows.k, k_offset, row, seen && chunk * kOfChunk < params.head_dim);
-        copy(stages + stage + kMap.tensor, rows.v, v_offset, row,
+        copy(stages + stage, rows.k.data, k_offset, row,
+             seen && chunk * kOfChunk < params.head_dim);
+        copy(stages + stage + kMap.tensor, rows.v.data, v_offset, row,
              seen && chunk * kOfChunk < params.head_dim_v);
       }
     }

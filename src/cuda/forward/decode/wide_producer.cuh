@@ -6,12 +6,6 @@
 // share. Where V is K's first columns, a stage has K alone, and is both.
 namespace dlattn::decode {
 
-// The entry of the batch, or of the cache, that has the keys of a sequence.
-__device__ __forceinline__ int entry_of(const AttentionParams& p, int sequence) {
-  const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
-  return p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
-}
-
 // `KV`: the type of elements of K and V.
 template <typename KV, int kVariant>
 struct WideProducer {
