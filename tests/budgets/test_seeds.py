@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,62 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # On the path for these imports alone.
 sys.path.insert(0, str(ROOT / "tests" / "simt"))
-markers, mutate, seed_bugs = map(importlib.import_module, ("markers", "mutate", "seed_bugs"))
+markers, mutants, seed_bugs = map(importlib.import_module, ("markers", "mutants", "seed_bugs"))
 sys.path.remove(str(ROOT / "tests" / "simt"))
 
 CUDA = ROOT / "src" / "cuda"
 
 
-@pytest.mark.parametrize("bug", mutate.BUGS, ids=lambda bug: f"{bug.kind} {bug.families}")
+@pytest.mark.parametrize("bug", mutants.BUGS, ids=lambda bug: f"{bug.kind} {bug.families}")
 def test_every_bug_finds_its_place(bug: Any) -> None:
     """Otherwise seed_mutants ends with SystemExit."""
-    mutants = list(mutate.seed_mutants(CUDA, bug))
-    assert [mutant.family for mutant in mutants] == list(bug.families)
-    for mutant in mutants:
+    found = list(mutants.seed_mutants(CUDA, bug))
+    assert [mutant.family for mutant in found] == list(bug.families)
+    for mutant in found:
         assert mutant.text != (CUDA / mutant.file).read_text()
 
 
 def test_a_mutant_is_tried_with_a_tile_that_has_its_code_first() -> None:
-    assert set(mutate.FAMILY_TILE) <= set(mutate.FAMILIES)
-    mutants = mutate.all_mutants(CUDA)
-    tiles = {mutant.file: mutant.tile for mutant in mutants}
-    assert all(tiles.get(file, tile) == tile for file, tile in mutate.FILE_TILE.items())
-    assert all((CUDA / file).exists() for file in mutate.FILE_TILE)
-    pairs = [mutant for mutant in mutants if " of a pair" in mutant.kind]
+    assert set(mutants.FAMILY_TILE) <= set(mutants.FAMILIES)
+    found = mutants.all_mutants(CUDA)
+    tiles = {mutant.file: mutant.tile for mutant in found}
+    assert all(tiles.get(file, tile) == tile for file, tile in mutants.FILE_TILE.items())
+    assert all((CUDA / file).exists() for file in mutants.FILE_TILE)
+    pairs = [mutant for mutant in found if " of a pair" in mutant.kind]
     assert pairs and all(mutant.tile == 256 for mutant in pairs)
+
+
+def test_names_of_mutants_tell_them_apart() -> None:
+    names = [mutant.name for mutant in mutants.all_mutants(CUDA)]
+    assert len(set(names)) == len(names)
+
+
+def test_all_synchronisation_is_some_familys() -> None:
+    of_families = {file for name in mutants.FAMILIES for file in mutants.sources(CUDA, name)}
+    patterns = [pattern for pattern, _ in mutants.SYNCHRONISATION.values()]
+    for path in sorted(CUDA.rglob("*.cuh")):
+        file = path.relative_to(CUDA).as_posix()
+        if file in of_families or file.startswith("ptx/"):
+            continue
+        text = mutants.without_comments(path.read_text())
+        assert not any(re.search(pattern, text) for pattern in patterns), file
+
+
+def test_changes_behind_switches_are_those_of_the_mutants() -> None:
+    """With one switch on, a file is the mutant's but for braces."""
+    family = [m for m in mutants.all_mutants(CUDA) if m.family == "quantize" and m.span]
+    sources = mutants.switched_sources(CUDA, family)
+    for number, mutant in enumerate(family, start=1):
+        text = sources[mutant.file]
+        for n in range(1, len(family) + 1):
+            text = text.replace(f"::simt::switched_on({n})", "on" if n == number else "off")
+        taken = re.sub(
+            r"\{ (?:if \(off\) \{[^{}]*\} else )*(?:if \(on\) \{ ([^{}]*) \} else )?"
+            r"(?:if \(off\) \{[^{}]*\} else )*\{ ([^{}]*) \} \}",
+            lambda m: m[2] if m[1] is None else m[1],
+            text,
+        )
+        assert taken == mutant.text, mutant.name
 
 
 def test_no_marker_is_left_over() -> None:

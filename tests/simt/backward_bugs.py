@@ -113,39 +113,9 @@ BACKWARD_BUGS = (
         "rows before the first sequence taken for its own", DELTA, "row >= rows.start && ", ""
     ),
     _backward("rows of no sequence left as they are", DELTA, "if (exists) continue;", "continue;"),
-    _backward("a sink's sum of warps without a barrier", DELTA, "__syncthreads();", ""),
     _backward("parts of one sequence for all", REDUCE, "(b * p.num_heads + h)", "h"),
-    _backward("a sum of warps without a barrier", REDUCE, "__syncthreads();", ""),
     # Barriers and fences of sm90, then its terms.
-    _sm90(
-        "dS without a barrier",
-        CONSUMER,
-        "ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);",
-        "",
-    ),
-    _sm90("dS without a fence", CONSUMER, "ptx::fence_proxy_async();", ""),
-    _sm90("no wait for a stage", CONSUMER, "shared.queries.wait_full(use);", ""),
-    _sm90(
-        "no wait for K and V",
-        CONSUMER,
-        "ptx::mbarrier_sleep(shared.keys_full, kPasses ? pass % 2 : 0);",
-        "",
-    ),
     _sm90("the next tile's head", CONSUMER, "if (next <= m) end_head(head++);", ""),
-    _sm90(
-        "dS without a barrier in wide heads",
-        WIDE_CONSUMER,
-        "ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);",
-        "",
-    ),
-    _sm90("dS without a fence in wide heads", WIDE_CONSUMER, "ptx::fence_proxy_async();", ""),
-    _sm90("no wait for a stage in wide heads", WIDE_CONSUMER, "shared.queries.wait_full(use);", ""),
-    _sm90(
-        "no wait for K and V in wide heads",
-        WIDE_CONSUMER,
-        "ptx::mbarrier_sleep(shared.keys_full, kPasses ? pass % 2 : 0);",
-        "",
-    ),
     _sm90(
         "the next tile's head in wide heads", WIDE_CONSUMER, "if (next <= m) end_head(head++);", ""
     ),
@@ -155,30 +125,16 @@ BACKWARD_BUGS = (
         "ptx::wgmma_wait<1>();  // dK and dV",
         "",
     ),
-    _sm90("stage filled before it is free", PRODUCER, "shared.queries.wait_empty(use);", ""),
     _sm90("stage full without its rows' numbers", SETUP, "1 + 32", "1"),
     _sm90(
         "dQ written before it is sent", CONSUMER, "dq_part().wait_until_sent();\n    ptx::", "ptx::"
     ),
     # Consumers that compute dQ a step late.
-    _sm90("late dS without a fence", LATE_CONSUMER, "ptx::fence_proxy_async();", ""),
-    _sm90(
-        "late dS written over what is read",
-        LATE_CONSUMER,
-        "shared.score_gradients.wait_empty(use);",
-        "",
-    ),
     _sm90(
         "no wait for the other's late dS",
         LATE_CONSUMER,
         "if (has_last) shared.score_gradients.wait_full(use - 1);",
         "",
-    ),
-    _sm90(
-        "no wait for the other's last dS",
-        LATE_CONSUMER,
-        "shared.score_gradients.wait_full(use - 1);\n    meet();\n    start_dq",
-        "meet();\n    start_dq",
     ),
     _sm90(
         "late dQ written before it is sent", LATE_CONSUMER, "meet();\n    // Nobody", "// Nobody"
@@ -193,23 +149,6 @@ BACKWARD_BUGS = (
         "late dQ of this tile", LATE_CONSUMER, "dq_sum(last_head, last_m)", "dq_sum(last_head, 0)"
     ),
     # Pairs of blocks.
-    _sm90("dS of pairs without a fence", PAIR_CONSUMER, "ptx::fence_proxy_async();", ""),
-    _sm90("P sent over dS that is read", PAIR_CONSUMER, "shared.scores.wait_empty(use);", ""),
-    _sm90(
-        "P read before it has come",
-        PAIR_CONSUMER,
-        "ptx::mbarrier_sleep(full, static_cast<int>(use / kNumStages % 2));",
-        "",
-    ),
-    _sm90("no wait for dS of both consumers", PAIR_CONSUMER, "shared.scores.wait_full(own);", ""),
-    _sm90(
-        "no wait for the other block's dS",
-        PAIR_CONSUMER,
-        "ptx::mbarrier_sleep(shared.copy_full(own), static_cast<int>(own / kNumStages % 2));",
-        "",
-    ),
-    _sm90("dS sent before it is complete", PAIR_PRODUCER, "shared.scores.wait_full(use);", ""),
-    _sm90("dO brought over dO that is read", PAIR_PRODUCER, "shared.dout.wait_empty(use);", ""),
     _sm90(
         "dO freed in the own block alone",
         PAIR_SETUP,
@@ -228,15 +167,8 @@ BACKWARD_BUGS = (
     ),
     _sm90("a turn not passed on", SEMAPHORE, "ptx::raise_counter(own, turn() + 1);", ""),
     _sm90("a turn passed on too early", SEMAPHORE, "shared.wait_added(use);", ""),
-    _sm90(
-        "the next turn before this one is over", SEMAPHORE, "shared.may_add.wait_empty(use);", ""
-    ),
     _sm90("turns of other tiles", SEMAPHORE, "kBlockM + tile.m;", "kBlockM;"),
     _sm90("turns of other heads", SEMAPHORE, "+ head * problem.padded_rows", "+ 0 * head"),
-    _sm90("sums without a turn", CONSUMER, "shared.may_add.wait_full(use - 1);", ""),
-    _sm90(
-        "sums without a turn in wide heads", WIDE_CONSUMER, "shared.may_add.wait_full(done);", ""
-    ),
     _sm90(
         "blocks by number instead of by ticket",
         SM90_KERNEL,
@@ -244,7 +176,6 @@ BACKWARD_BUGS = (
         "blockIdx.x",
     ),
     # ALiBi, bias and mask.
-    _sm90("bias over dS", SCORE_TILES, "shared.score_tiles.wait_empty(use);", ""),
     _sm90(
         "the first head's bias for all",
         SCORE_TILES,

@@ -1,7 +1,6 @@
 """Bugs of the kernels for prefill over keys in a cache: each breaks one rule of where keys lie.
 
-They name their place by a file and the text there, which says once what is replaced. Removed waits
-and barriers of these kernels stand here too: mutate.py finds those of a family's kernel.cuh alone.
+They name their place by a file and the text there, which says once what is replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ CACHE_BUGS = (
         "seq.seqlen_k, 0);",
         "consumer.cuh",
     ),
-    _wmma("no wait for the grids ahead", "ptx::wait_for_grids_ahead();", ";", "cached.cuh"),
     SeedBug(
         "rows of the first page",
         WMMA,
@@ -106,16 +104,9 @@ CACHE_BUGS = (
     _sm90("boxes as long as pages", "p.page_size & -p.page_size", "p.page_size", TENSOR_BOX),
     _sm90("all boxes at the first rows", "+ lane_row * kBlockRowBytes", ""),
     _sm90("lengths by the room", "if (params.seqused_k) work.seqlen_k", "if (false) work.seqlen_k"),
-    _sm90("a stage that is in use", "__syncwarp();", ";"),
     _sm90(
         "the first tile of queries",
         "work.m_block * kBlockM + c * kWarpgroupRows",
         "c * kWarpgroupRows",
-    ),
-    _sm90(
-        "no wait for the grids ahead",
-        "ptx::wait_for_grids_ahead();",
-        ";",
-        "forward/sm90/cached_kernel.cuh",
     ),
 )

@@ -404,12 +404,6 @@ DECODE_BUGS = (
     ),
     # Clusters.
     _decode(
-        "no barrier of the cluster before its loads", "consumer.cuh", "ptx::cluster_sync();", ";"
-    ),
-    _decode(
-        "no barrier of the cluster behind its loads", "consumer.cuh", "ptx::cluster_leave();", ";"
-    ),
-    _decode(
         "tiles of the cluster's first block for all",
         "schedule.cuh",
         "segment->tile += before;",

@@ -32,8 +32,6 @@ LARGE_HEAD_BUGS = (
         "keys.init(kClusterBlocks * row_groups(kShape) * 4)",
         "keys.init(row_groups(kShape) * 4)",
     ),
-    _pair("mbarriers of a pair not waited for", "setup.cuh", "ptx::cluster_sync()", ""),
-    _pair("a block of a pair ends before the other", "kernel.cuh", "ptx::cluster_leave()", ""),
     _pair("tiles of a pair for one block alone", "producer.cuh", "keys.load_to_pair", "keys.load"),
     _pair(
         "both blocks of a pair copy the same columns",
@@ -53,8 +51,6 @@ LARGE_HEAD_BUGS = (
         "kClusterBlocks * kWarpgroupThreads / 32",
         "kWarpgroupThreads / 32",
     ),
-    _wide("the other block's mbarriers not waited for", "setup.cuh", "ptx::cluster_sync()", ""),
-    _wide("a block ends before the other", "kernel.cuh", "ptx::cluster_leave()", ""),
     _wide("copies to one block alone", "producer.cuh", "(1u << kClusterBlocks) - 1", "1"),
     _wide(
         "products not waited for",
