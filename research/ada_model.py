@@ -19,6 +19,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -101,24 +102,37 @@ def in_clocks(device: Device) -> Device:
     )
 
 
+def pace_and_turns(kernel: kernels.Kernel, device: Device) -> tuple[Pace, Run]:
+    """The clocks of a kernel's pieces, and its long loop where warps take turns."""
+    try:
+        own = pace(kernel, device)
+        shape = kernel.shape
+        turns = simulate(
+            kernel.paths.main,
+            device,
+            own.resident,
+            shape.num_warps,
+            meeting=shape.num_warps // shape.key_groups,
+            take_turns=True,
+        )
+    except ValueError as error:
+        raise ValueError(f"{kernel.name}, {kernel.arch}: {error}") from error
+    return own, turns
+
+
 def paces_of(
     found: list[kernels.Kernel], devices: list[Device]
 ) -> tuple[dict[tuple[str, str], Pace], dict[tuple[str, str], Run]]:
-    """The clocks of every kernel's pieces, and its long loop where warps take turns."""
-    done: dict[tuple[Device, str], tuple[Pace, Run]] = {}
+    """The same of every kernel, on all cores."""
+    asked = {(in_clocks(d), kernel.name): (kernel, d) for d in devices for kernel in found}
+    with ProcessPoolExecutor() as pool:
+        runs = [pool.submit(pace_and_turns, kernel, device) for kernel, device in asked.values()]
+        done = {key: run.result() for key, run in zip(asked, runs, strict=True)}
     paces, turns = {}, {}
     for device in devices:
         for kernel in found:
-            key = in_clocks(device), kernel.name
-            if key not in done:
-                own = pace(kernel, device)
-                loop, shape = kernel.paths.main, kernel.shape
-                meeting = shape.num_warps // shape.key_groups
-                turn = simulate(
-                    loop, device, own.resident, shape.num_warps, meeting=meeting, take_turns=True
-                )
-                done[key] = own, turn
-            paces[device.name, kernel.name], turns[device.name, kernel.name] = done[key]
+            own, turn = done[in_clocks(device), kernel.name]
+            paces[device.name, kernel.name], turns[device.name, kernel.name] = own, turn
     return paces, turns
 
 
@@ -159,7 +173,13 @@ def about() -> dict[str, Any]:
 def main() -> int:
     """Print the tables; write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", type=Path, help="libdlattn.so; else DLATTN_BUILD_DIR's")
+    parser.add_argument(
+        "--library",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="libdlattn.so, or several with code of different GPUs; else DLATTN_BUILD_DIR's",
+    )
     parser.add_argument("--family", choices=tuple(_TEXT), default="wmma")
     parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
     parser.add_argument("--json", type=Path, help="write everything there")
@@ -179,16 +199,20 @@ def main() -> int:
         _write(document, args.json)
         return 0
 
+    tiles = [TILE_OF_DECODE] if args.family == "decode" else args.tiles
+    found = kernels.load("sm_89", args.library, tiles, args.family)
+    if not found:
+        names = ", ".join(map(str, args.library))
+        parser.error(f"{names}: no code for sm_89 of {args.family}; without --library it is made")
+
     if args.family == "decode":
-        loops = kernels.load("sm_89", args.library, [TILE_OF_DECODE], args.family)
         measured = decode_report.measured_calls(ROOT / "research/model/decode-calls.json")
-        document = decode_report.document(ADA, slower_loops(loops, ADA), measured, about())
+        document = decode_report.document(ADA, slower_loops(found, ADA), measured, about())
         print(decode_report.text(document))
         _write(document, args.json)
         return 0
 
     if args.family == "wmma8":
-        found = kernels.load("sm_89", args.library, args.tiles, args.family)
         found = [kernel for kernel in found if not kernel.shape.name.endswith("general")]
         paces, turns = paces_of(found, ADA)
         rows = rows_8_bit(found, paces, ADA)
@@ -198,21 +222,25 @@ def main() -> int:
         return 0
 
     measured_on = DEVICES[calibrate.MEASURED_ON]
-    ada = kernels.load("sm_89", args.library, args.tiles)
     hopper = kernels.load(measured_on.arch, args.library, args.tiles)
-    paces, turns = paces_of(ada, ADA)
-    hopper_paces = {k.name: pace(k, measured_on) for k in hopper}
+    if not hopper:
+        print(
+            f"no code for {measured_on.arch} of wmma: nothing to compare with measured times",
+            file=sys.stderr,
+        )
+    paces, turns = paces_of(found, ADA)
+    hopper_paces = {name: p for (_, name), p in paces_of(hopper, [measured_on])[0].items()}
     cases = []
     for name in ("h200-sweep.json", "h200-seed.json"):
         cases += calibrate.measured_cases(RESULTS / name)
     comparisons = calibrate.compare(cases, hopper, hopper_paces)
     published = calibrate.compare_published(args.published) if args.published else []
-    rows = rows_of(ada, paces, ADA)
+    rows = rows_of(found, paces, ADA)
 
     changed = changed_since(RESULTS / "h200-sweep.json")
     paces |= {(measured_on.name, name): p for name, p in hopper_paces.items()}
     document = report.document(
-        [*ada, *hopper], paces, turns, rows, comparisons, changed, published, about()
+        [*found, *hopper], paces, turns, rows, comparisons, changed, published, about()
     )
     print(report.text(document))
     _write(document, args.json)

@@ -313,19 +313,27 @@ def _kernels_of(
 
 
 def load(
-    arch: str, library: Path | None = None, tiles: list[int] | None = None, family: str = "wmma"
+    arch: str,
+    libraries: Sequence[Path] = (),
+    tiles: list[int] | None = None,
+    family: str = "wmma",
 ) -> list[Kernel]:
     """The instances for an architecture, of wmma those in float16.
 
-    From a library if it has code for it (where none is given, DLATTN_BUILD_DIR's or the installed
-    package's), else compiled here. Raises cubins.NoTools where neither can be had.
+    From the first of the libraries that has code for it; if none has, there are none. Where no
+    library is given, from DLATTN_BUILD_DIR's or the installed package's, else compiled here. Raises
+    cubins.NoTools where neither can be had.
     """
     shapes = tile_shapes(family)
-    if library is None:
+    compiles = not libraries
+    if compiles:
         build = os.environ.get("DLATTN_BUILD_DIR")
-        library = Path(build) / "libdlattn.so" if build else cubins.installed_library()
-    found = list(_kernels_of(library, arch, family, shapes)) if library else []
-    if not found:
+        built = Path(build) / "libdlattn.so" if build else cubins.installed_library()
+        libraries = [built] if built else []
+    found: list[Kernel] = []
+    for library in libraries:
+        found = found or list(_kernels_of(library, arch, family, shapes))
+    if not found and compiles:
         wanted = {
             (family, dtype, tile)
             for dtype in _DTYPES[family]

@@ -175,7 +175,8 @@ def copied_bytes(instructions: Iterable[Instruction]) -> int:
 def handovers(instructions: list[Instruction]) -> dict[int, str]:
     """The use of mbarriers by each instruction, by address (stages.cuh of wmma).
 
-    "fill": the warp's copies count as landed when they have; "release": it has read a stage;
+    "fill": the warp's copies count as landed when they have, or it has stored what it brings itself
+    and says so; "release": it has read a stage;
     "full", "empty": it waits until all warps have filled, released one. A stage has two of 8
     bytes, "full" first, at a multiple of 16.
     """
@@ -187,7 +188,7 @@ def handovers(instructions: list[Instruction]) -> dict[int, str]:
         if i.opcode.startswith("ARRIVES.LDGSTSBAR"):
             found[i.address] = "fill"
         elif i.opcode.startswith(("ATOMS.ARRIVE", "SYNCS.ARRIVE")):
-            found[i.address] = "release"
+            found[i.address] = "fill" if offset and kind == "full" else "release"
         elif i.opcode.startswith("SYNCS.PHASECHK") and i.address not in asked_again:
             found[i.address] = kind  # it sleeps; what asks again is seldom needed
         elif i.name == "LDS" and not i.never_runs and i.address in asked_again:

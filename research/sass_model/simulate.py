@@ -213,6 +213,8 @@ class _Multiprocessor:
         t = 0.0
         while behind:
             t = min(self.wake)
+            if t == _NEVER:
+                raise ValueError("all warps wait, at a barrier or for tiles, and none can go on")
             scheduler = self.wake.index(t)
             times = [(self.earliest(scheduler, w), w) for w in self.of_scheduler[scheduler]]
             ready = [w for at, w in times if at <= t]

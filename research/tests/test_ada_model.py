@@ -391,6 +391,9 @@ def test_mbarriers_are_found() -> None:
         )
     )
     assert sass.handovers(hopper) == {0x00: "full", 0x40: "release"}
+    # A warp that has stored its part itself arrives where copies do.
+    stored = sass.parse(listing("ATOMS.ARRIVE.64 RZ, [R3+URZ+0x8000]"))
+    assert sass.handovers(stored) == {0x00: "fill"}
 
 
 def test_mbarriers_are_waited_for() -> None:
@@ -407,6 +410,31 @@ def test_mbarriers_are_waited_for() -> None:
     assert sm.earliest(1, fast) == float("inf")
     slow.fills.append(500.0)
     assert sm.earliest(1, fast) == 500.0
+
+
+def test_warps_that_wait_for_ever_are_an_error() -> None:
+    never_filled = [i for i in handed_over(4) if not i.opcode.startswith("ARRIVES")]
+    with pytest.raises(ValueError, match="none can go on"):
+        simulate(never_filled, L4, 1, 4)
+
+
+def test_libraries_without_code_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is compiled in their place; the first that has some is read."""
+    kernel = kernels.Kernel(kernels.tile_shapes()[64, "wide"], "sm_89", 128, "")
+
+    def kernels_of(library: Path, arch: str, *_: object) -> list[kernels.Kernel]:
+        return [kernel] if (library.name, arch) == ("of_ada.so", "sm_89") else []
+
+    monkeypatch.setattr(kernels, "_kernels_of", kernels_of)
+    both = [Path("of_hopper.so"), Path("of_ada.so")]
+    assert kernels.load("sm_89", both) == [kernel]
+    assert kernels.load("sm_90", both) == []
+    monkeypatch.setattr(sys, "argv", ["ada_model.py", "--library", "of_hopper.so"])
+    with pytest.raises(SystemExit):
+        ada_model.main()
+    assert "of_hopper.so: no code for sm_89 of wmma" in capsys.readouterr().err
 
 
 def make_shape(block_m: int, block_n: int) -> kernels.Shape:
