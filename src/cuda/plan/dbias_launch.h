@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/plan/backward_cost.h"
 #include "cuda/plan/bias_grid.h"
-#include "cuda/plan/mma_products.h"
 #include "dlattn/plan.h"
 
 // The launch of dbias that takes any shape of it, as sums over the rest: wmma's kernel `bias`,
@@ -12,8 +12,13 @@
 namespace dlattn {
 
 inline double bias_ns(const BackwardParams& b, const DeviceInfo& device, int head_dim_tile) {
+  constexpr double kEfficiency = 0.16, kTile = 64.0;
+  const AttentionParams& p = b.forward;
+  const double ns = cost::mma_pair_ns(p, device, head_dim_tile, 2.0, kEfficiency);
+  const auto heads = static_cast<double>(p.num_heads * p.batch_size);
+  const double work = cost::seen_tiles(p, kTile, kTile).pairs * heads * ns;
   const auto blocks = static_cast<double>(bias_grid(b, head_dim_tile).count());
-  return cost::mma_products_ns(b.forward, device, head_dim_tile, 2.0, blocks);
+  return cost::kMmaLaunch + cost::grid_ns(p, device, work, work / std::max(blocks, 1.0), blocks);
 }
 
 // Adds it to a plan, whose own launch is set.

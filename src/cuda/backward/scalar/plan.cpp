@@ -1,9 +1,10 @@
 #include <algorithm>
+#include <cmath>
 
 #include "core/plan/family.h"
 #include "cuda/backward/scalar/traits.h"
+#include "cuda/plan/backward_cost.h"
 #include "cuda/plan/backward_launches.h"
-#include "cuda/plan/cost.h"
 
 namespace dlattn::backward_scalar {
 namespace {
@@ -18,18 +19,36 @@ void set_launch(Kernel kernel, std::int64_t grid, Launch* launch) {
   launch->grid = std::max<std::int64_t>(grid, 1);
 }
 
-// Nanoseconds: products of every pair of a query and a key, 4 for dk and dv, 3 for dq, 2 for dbias,
-// at a fraction of the rate of FFMA.
+// Nanoseconds. A block walks the tiles that its own are seen by, or see, with 4 products of each
+// for dk and dv, 3 for dq, 2 for dbias; of an H200.
 double predicted_ns(const BackwardParams& b, const DeviceInfo& device) {
-  constexpr double kRate = 60.0;  // multiplications that an SM adds up per nanosecond
+  constexpr double kLaunch = 2000.0, kBlock = 5500.0;
+  constexpr double kStep = 5400.0, kProduct = 63.0;  // of a tile, and of a column of a product
   const AttentionParams& p = b.forward;
-  const cost::Walk walk = cost::walk(p, kTile, 1);
-  const double products = (b.dk.data || b.dv.data ? 4.0 : 0.0) +
-                          (b.dq.data || b.dalibi_slopes.data ? 3.0 : 0.0) +
-                          (b.dbias.data ? 2.0 : 0.0);
-  const auto columns = static_cast<double>(p.head_dim + p.head_dim_v) / 2.0;
+  const cost::SeenTiles seen = cost::seen_tiles(p, kTile, kTile);
+  const double columns = std::ceil(static_cast<double>(p.head_dim + p.head_dim_v) / 2.0 / kDepth) *
+                         static_cast<double>(kDepth);
+  const auto batch = static_cast<double>(p.batch_size), heads = static_cast<double>(p.num_heads);
+  const double kv = std::max(static_cast<double>(p.num_heads_kv), 1.0);
+  const double tiles = seen.pairs / (kTile * kTile) * heads * batch;
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
-  return 20000.0 + walk.blocks * walk.mean * kTile * columns * products / (kRate * sms);
+  const auto part_ns = [&](double products, double blocks, double longest) {
+    const double step = kStep + kProduct * columns * products;
+    return kLaunch + blocks / sms * kBlock + std::max(longest, tiles / sms) * step;
+  };
+  double ns = cost::rows_ns(b, device, 0, false);
+  if (b.dk.data || b.dv.data)
+    ns += part_ns(4.0, cost::mean_blocks(p, cost::mean_seqlen_k(p), kTile, kv),
+                  seen.queries / kTile * heads / kv);
+  if (b.dq.data || b.dalibi_slopes.data)
+    ns +=
+        part_ns(3.0, cost::mean_blocks(p, cost::mean_seqlen_q(p), kTile, heads), seen.keys / kTile);
+  if (b.dbias.data) {
+    const double blocks =
+        static_cast<double>(std::max<std::int64_t>(bias_grid(bias_shape(b)).count(), 1));
+    ns += part_ns(2.0, 0.0, tiles / blocks);
+  }
+  return ns;
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,

@@ -1,11 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/plan/family.h"
 #include "core/problem/alignment.h"
 #include "cuda/backward/sm90/shape.h"
+#include "cuda/plan/backward_cost.h"
 #include "cuda/plan/backward_launches.h"
-#include "cuda/plan/cost.h"
 #include "cuda/plan/dbias_launch.h"
 #include "cuda/plan/tensor_box.h"
 #include "cuda/plan/tensor_refusal.h"
@@ -46,67 +47,75 @@ bool accepts_tensors(const BackwardParams& b, int head_dim_tile, std::string* wh
   return true;
 }
 
-// Operations of an SM per nanosecond, and a block's nanoseconds beside them; of an H200.
-struct Speed {
-  double rate, block;
-};
-Speed speed(const Plan& plan) {
-  if (plan.head_dim_tile <= 64) return {3800.0, 5000.0};
-  if (plan.head_dim_tile <= 128) return {4550.0, 8000.0};
-  return {plan.variant == kPair ? 3700.0 : 2950.0, 8000.0};
+// Operations of an SM per nanosecond, of an H200.
+double rate(const Plan& plan) {
+  if (plan.head_dim_tile <= 64) return 4330.0;
+  if (plan.head_dim_tile <= 128) return 5330.0;
+  return plan.variant == kPair ? 3890.0 : 3650.0;
 }
 
-// By how much ALiBi, and tiles of bias, mask and dbias, lengthen a step, on an H200: with the
-// narrow heads, whose steps have twice the queries, by most.
+// By how much ALiBi, and tiles of bias, mask and dbias, lengthen a step, on an H200. Rows that are
+// not aligned to 16 bytes are copied number by number.
 double score_mod_factor(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const bool narrow = head_dim_tile <= 64;
+  const bool aligned_bias = p.bias.col_stride == 1 && p.bias.row_stride % 8 == 0;
+  const bool aligned_mask = p.mask.col_stride == 1 && p.mask.row_stride % 16 == 0;
   double factor = 1.0;
-  if (p.alibi_slopes.data) factor += narrow ? 0.10 : 0.04;
+  if (p.alibi_slopes.data) factor += narrow ? 0.20 : 0.15;
   if (b.dalibi_slopes.data) factor += narrow ? 0.10 : 0.04;
-  if (p.bias.data) factor += narrow ? 0.20 : 0.16;
-  if (p.mask.data) factor += narrow ? 0.47 : 0.27;
-  if (p.bias.data && p.mask.data) factor += 0.2;
-  if (stores_dbias(b)) factor += narrow ? 1.1 : 0.7;
-  return factor;
+  if (p.bias.data) factor += aligned_bias ? 0.49 : 3.3;
+  if (p.mask.data) factor += aligned_mask ? (narrow ? 0.87 : 0.61) : 6.7;
+  if (stores_dbias(b)) factor += narrow ? 1.26 : 0.74;
+  return factor * (p.softcap != 0.0 ? 1.47 : 1.0);
 }
 
-// For how long blocks that start together wait until each has its turn. Under causality they reach
-// a tile one after another by themselves.
-double semaphore_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& walk, double sms) {
-  constexpr double kTurn = 2000.0;  // from a block's additions to the next one's
-  if (!adds_dq_in_order(b) || walk.longest > walk.mean) return 0.0;
+// Turns to add to dQ: for how long blocks that start together wait until each has its turn.
+// Under causality they reach a tile one after another by themselves.
+double semaphore_ns(const BackwardParams& b, const Plan& plan, double sms) {
+  constexpr double kTurn = 900.0;  // from a block's additions to the next one's
   const AttentionParams& p = b.forward;
-  const double heads = static_cast<double>(p.num_heads_kv * p.batch_size);
-  const double of_head = static_cast<double>(plan.grid) / std::max(heads, 1.0);
-  const double together = std::min<double>(kHeadsTogether, std::max(heads, 1.0));
-  return kTurn * std::min(of_head, sms / together);
+  if (p.causal != Causal::kNone || window_of<std::int64_t>(p).is_bounded()) return 0.0;
+  const double heads = std::max(static_cast<double>(p.num_heads_kv * p.batch_size), 1.0);
+  const double of_head = static_cast<double>(plan.grid) / heads;
+  return kTurn * std::min(of_head, sms / std::min<double>(kHeadsTogether, heads));
+}
+// The same where a head's blocks have few queries between them and go on turn by turn.
+double turns_ns(const BackwardParams& b, const Plan& plan) {
+  const AttentionParams& p = b.forward;
+  if (cost::mean_seqlen_k(p) <= 2.0 * cost::mean_seqlen_q(p)) return 0.0;
+  const int tile = plan.head_dim_tile;
+  const double turn = tile <= 64 ? 730.0 : tile <= 128 ? 1030.0 : 2950.0;
+  const double kv = std::max(static_cast<double>(p.num_heads_kv), 1.0);
+  const double heads = kv * static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
+  const double of_head = static_cast<double>(plan.grid) / heads;
+  return turn * of_head * std::ceil(heads / kHeadsTogether) * static_cast<double>(p.num_heads) /
+         kv * score_mod_factor(b, tile);
 }
 
 // Nanoseconds. A step is a tile of queries with a block's keys.
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
-  constexpr double kLaunches = 9000.0;
-  constexpr double kWithSemaphores = 1.15;
-  const auto [rate, block] = speed(plan);
+  constexpr double kLaunches = 3100.0, kConvertLaunch = 2100.0, kBlock = 2700.0;
+  constexpr double kWithSemaphores = 1.28;
   const AttentionParams& p = b.forward;
-  const cost::Walk walk = cost::walk(p, 64, 1);
-  const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
-  const double per_pair = 10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0) *
-                          score_mod_factor(b, plan.head_dim_tile);
+  const bool in_order = adds_dq_in_order(b);
+  const double keys = plan.block_n / plan.cluster_size;
+  const cost::SeenTiles seen = cost::seen_tiles(p, plan.block_m, keys);
+  const double per_pair = 10.0 * plan.head_dim_tile / rate(plan) *
+                          score_mod_factor(b, plan.head_dim_tile) *
+                          (in_order ? kWithSemaphores : 1.0);
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
-  const double group = static_cast<double>(p.num_heads) /
-                       static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
+  const auto heads = static_cast<double>(p.num_heads);
+  const double group = heads / static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
   const auto passes = static_cast<double>(num_passes(b));
-  const double longest =  // of a thread block
-      cost::mean_seqlen_q(p) * plan.block_n / plan.cluster_size * group * passes;
-  const double blocks = static_cast<double>(plan.grid);
-  const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
-  const double rounds = std::ceil(blocks / sms);
-  const double ns = kLaunches + rounds * passes * block + most * per_pair;
-  if (!adds_dq_in_order(b)) return ns;
-  // The longest blocks come last.
-  const double tail = walk.longest > walk.mean ? longest / 2.0 * per_pair : 0.0;
-  return kWithSemaphores * ns + tail + semaphore_ns(b, plan, walk, sms);
+  const double work = seen.pairs * heads * static_cast<double>(p.batch_size) * per_pair;
+  const double longest = seen.queries * keys * group * passes * per_pair;
+  const auto blocks = static_cast<double>(plan.grid);
+  const double ns = kLaunches + (b.dq.data ? kConvertLaunch : 0.0) +
+                    cost::rows_ns(b, device, plan.head_dim_tile, b.dq.data) +
+                    std::ceil(blocks / sms) * passes * kBlock +
+                    cost::grid_ns(p, device, work, longest, blocks);
+  return in_order ? std::max(ns + semaphore_ns(b, plan, sms), turns_ns(b, plan)) : ns;
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,
