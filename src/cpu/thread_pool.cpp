@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/default_floats.h"
+
 namespace dlattn::cpu {
 namespace {
 
@@ -96,6 +98,7 @@ class ThreadPool {
   }
 
   void serve() {
+    const DefaultFloats floats;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       Job* job = nullptr;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/convert.h"
+#include "cpu/default_floats.h"
 #include "cpu/thread_pool.h"
 
 namespace dlattn::cpu {
@@ -82,6 +83,7 @@ void merge_all(const MergeParams& p, Poll poll) {
 }  // namespace
 
 void merge_states(const MergeParams& params, Poll poll) {
+  const DefaultFloats floats;
   switch (params.out.dtype) {
     case DType::kFloat16:
       return merge_all<Half>(params, poll);

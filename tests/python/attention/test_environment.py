@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -70,3 +71,43 @@ def test_threads(variables, threads):
         threads = int(run(code, OMP_NUM_THREADS="", DLATTN_NUM_THREADS="").stdout)
     done = run(code, **{"DLATTN_NUM_THREADS": "", **variables})
     assert (done.stdout, done.stderr) == (f"{threads}\n", "")
+
+
+_ROUNDING = """
+import ctypes
+import numpy as np, dlattn
+
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((2, 300, 4, 40)).astype(np.float32) for _ in range(3))
+k[:, :, 0] *= np.float32(1e-40)  # subnormal
+
+def results():
+    out, lse = dlattn.attention(q, k, v, causal=True, return_lse=True)
+    half, tiny = v.astype(np.float16), (v * 1e-6).astype(np.float16)
+    cache = np.zeros((2, 300, 4, 40), np.float16), np.zeros((2, 300, 4, 40), np.int8)
+    for x in cache:
+        scales = {"k_descale": np.ones(4, np.float32) / 30, "v_descale": np.ones(4, np.float32)}
+        given = {} if x.dtype == half.dtype else scales
+        table = v[0, :, 0, :8].copy()
+        begin = np.zeros(2, np.int32)
+        dlattn.append_kv(half, tiny, x, x.copy(), seqused_k=begin, rotary_cos=table,
+                         rotary_sin=table, **given)
+    return [out, lse, *cache, *dlattn.merge_states([out, v], [lse, lse]),
+            dlattn.attention(half, half, tiny, precision="int8_fp8"),
+            *dlattn.attention_backward(v, q, k, v, out, lse, causal=True)[:3]]
+
+modes = ctypes.CDLL("libm.so.6")
+assert modes.fesetround(0x800) == 0  # up; threads that are started now inherit it
+np.seterr(all="ignore")
+upward = results()
+modes.fesetround(0)
+for x, y in zip(upward, results(), strict=True):
+    assert np.array_equal(x.view(np.uint8), y.view(np.uint8))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number is x86-64's")
+def test_the_callers_rounding_changes_nothing() -> None:
+    """Nor do other floating-point settings of the calling thread."""
+    result = subprocess.run([sys.executable, "-c", _ROUNDING], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
