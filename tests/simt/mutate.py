@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,7 @@ from typing import Any
 from mutant_runs import Bench, Finding, OutOfTimeError
 from mutants import FAMILIES, Mutant, all_mutants, one_of_each_kind
 
+LONGEST_LINE = 120  # of a document
 # Whose tests take longest.
 SLOW_FAMILIES = ("backward_sm90", "decode", "sm90", "quantize", "backward_wmma", "wmma8_int8")
 
@@ -53,6 +55,7 @@ def table(mutants: list[Mutant], findings: dict[str, Finding], made_on: str) -> 
     caught = sum(bool(findings[m.name].caught) for m in tried)
     left = Counter(m.family for m in mutants if m.name not in findings)
     missing = ", ".join(f"{count} of {family}" for family, count in left.items())
+    counted = f"{caught} of {len(tried)} caught." + (f" Not run: {missing}." if missing else "")
     lines = [
         "# Mutants of the kernels",
         "",
@@ -60,7 +63,7 @@ def table(mutants: list[Mutant], findings: dict[str, Finding], made_on: str) -> 
         "of the variants that turned red: `tsan`, `asan` (which includes UBSan) or `plain`, of all",
         "tiles of head_dim or of the one that is named.",
         "",
-        f"{caught} of {len(tried)} caught." + (f" Not run: {missing}." if missing else ""),
+        *textwrap.wrap(counted, LONGEST_LINE),
         f"Made on revision {made_on}, whose files and statements it names.",
         "",
         "| family | change | file | statement | caught by |",
