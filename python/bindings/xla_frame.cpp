@@ -1,10 +1,10 @@
 #include "xla_frame.h"
 
 #include <algorithm>
-#include <cfenv>
 #include <cstring>
 #include <new>
 
+#include "core/util/default_floats.h"
 #include "errors.h"
 
 namespace dlattn::python {
@@ -80,22 +80,6 @@ void set_options(const XlaAttributes& attributes, Problem* problem) {
   problem->return_lse = attributes.flag("return_lse");
   problem->options.batch_invariant = attributes.flag("batch_invariant");
 }
-
-// XLA's threads take denormal numbers for 0. Here they count, and the threads that a call starts
-// inherit that.
-class DefaultFloats {
- public:
-  DefaultFloats() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloats() { std::fesetenv(&before_); }
-  DefaultFloats(const DefaultFloats&) = delete;
-  DefaultFloats& operator=(const DefaultFloats&) = delete;
-
- private:
-  std::fenv_t before_;
-};
 
 xla::Error* error(const xla::CallFrame& frame, std::int32_t code, const char* message) noexcept {
   xla::ErrorArguments arguments{sizeof arguments, nullptr, message, code};
@@ -211,7 +195,8 @@ xla::Error* handle(xla::CallFrame* frame, DeviceType type, XlaRun run) noexcept 
     return nullptr;
   }
   if (frame->stage != xla::kExecute) return nullptr;
-  const DefaultFloats floats;
+  // XLA's threads take denormal numbers for 0.
+  const core::DefaultFloats floats;
   try {
     run(*frame, type);
     return nullptr;

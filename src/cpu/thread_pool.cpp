@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/default_floats.h"
+#include "core/util/default_floats.h"
 
 namespace dlattn::cpu {
 namespace {
@@ -98,7 +98,7 @@ class ThreadPool {
   }
 
   void serve() {
-    const DefaultFloats floats;
+    const core::DefaultFloats floats;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       Job* job = nullptr;

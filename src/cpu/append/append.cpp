@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "core/operations/append.h"
+#include "core/util/default_floats.h"
 #include "core/validate/fail.h"
 #include "cpu/convert.h"
-#include "cpu/default_floats.h"
 #include "cpu/thread_pool.h"
 
 namespace dlattn::cpu {
@@ -243,12 +243,12 @@ void append_rows(const AppendParams& p, int num_threads, Poll poll) {
 }  // namespace
 
 void check_lists(const AppendParams& params, std::int64_t max_seqlen_k) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   const Placement checked(params, max_seqlen_k);
 }
 
 void append_kv(const AppendParams& params, int num_threads, Poll poll) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   switch (params.k.dtype) {
     case DType::kFloat16:
       return append_rows<Half>(params, num_threads, poll);

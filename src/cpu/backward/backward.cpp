@@ -8,9 +8,9 @@
 #include "core/backend.h"
 #include "core/problem/tensor_sizes.h"
 #include "core/util/ceil_div.h"
+#include "core/util/default_floats.h"
 #include "cpu/aligned_memory.h"
 #include "cpu/backward/task.h"
-#include "cpu/default_floats.h"
 #include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/thread_pool.h"
@@ -384,7 +384,7 @@ void plan(const BackwardParams& params, const DeviceInfo& device, const Options&
 }
 
 void backward(const BackwardParams& given, const Plan& plan, Poll poll) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   const OwnLengths lengths(given.forward);
   BackwardParams params = given;
   params.forward = lengths.params();

@@ -6,8 +6,8 @@
 
 #include "core/backend.h"
 #include "core/util/ceil_div.h"
+#include "core/util/default_floats.h"
 #include "cpu/aligned_memory.h"
-#include "cpu/default_floats.h"
 #include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/forward/quantized.h"
@@ -197,7 +197,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
 }
 
 void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   if (given.precision != Precision::kInputs) return forward_quantized(given, plan, poll);
   const OwnLengths lengths(given);
   const AttentionParams& params = lengths.params();

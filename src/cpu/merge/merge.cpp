@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/util/default_floats.h"
 #include "cpu/convert.h"
-#include "cpu/default_floats.h"
 #include "cpu/thread_pool.h"
 
 namespace dlattn::cpu {
@@ -83,7 +83,7 @@ void merge_all(const MergeParams& p, Poll poll) {
 }  // namespace
 
 void merge_states(const MergeParams& params, Poll poll) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   switch (params.out.dtype) {
     case DType::kFloat16:
       return merge_all<Half>(params, poll);

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "cpu/default_floats.h"
+#include "core/util/default_floats.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/quantize/rows.h"
 #include "cpu/thread_pool.h"
@@ -133,7 +133,7 @@ class HeadQuantizer {
 }  // namespace
 
 void quantize_kv(const QuantizeParams& given, int num_threads, Poll poll) {
-  const DefaultFloats floats;
+  const core::DefaultFloats floats;
   const OwnKeyLengths lengths(given);
   const QuantizeParams& p = lengths.params();
   const QuantizedLayout layout = quantized_layout(p);

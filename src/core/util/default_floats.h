@@ -5,7 +5,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace dlattn::cpu {
+namespace dlattn::core {
 
 // While it lives, its thread rounds to the nearest number, counts subnormal ones and traps nothing.
 // A program may have set it otherwise, and threads inherit it from the one that starts them:
@@ -39,4 +39,4 @@ class DefaultFloats {
 #endif
 };
 
-}  // namespace dlattn::cpu
+}  // namespace dlattn::core
