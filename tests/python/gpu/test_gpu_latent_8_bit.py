@@ -11,7 +11,7 @@ import pytest
 from arrays import normal
 from gpu_checks import DEVICE, HALF, captured, torch
 from kvcaches import Cache, Problem
-from test_gpu_latent_decode import KERNELS, convert, latents, poisoned, run
+from test_gpu_latent_decode import KERNELS, convert, latents, poisoned, run, run_features
 
 import dlattn
 
@@ -64,17 +64,7 @@ def test_v_of_its_own_memory(cache_dtype: str, dim: int, dim_v: int) -> None:
 @with_kernels
 @with_caches
 def test_features(cache_dtype: str, kernel: str) -> None:
-    problem = latents(
-        20, lengths=(0, 9, 50, 300), seqlen_q=3, dtype="float16", cache_dtype=cache_dtype
-    )
-    each: dict[str, Any] = {
-        "window": (40, None), "softcap": 2.0, "sinks": normal(20, seed=8),
-        "alibi_slopes": normal(4, 20, seed=9) ** 2,
-    }  # fmt: skip
-    for name, value in each.items():
-        run(problem, kernel, causal=True, **{name: value})
-    run(problem, kernel, causal=True, **each)
-    run(problem, kernel, mask=normal(4, 20, 3, 300, seed=3) > 0.0, max_seqlen_k=300)
+    run_features(kernel, cache_dtype=cache_dtype)
 
 
 @pytest.mark.parametrize(

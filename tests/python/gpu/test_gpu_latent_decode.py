@@ -53,6 +53,19 @@ def run(problem: Problem, kernel: str = "auto", **options: Any) -> Any:
     return got
 
 
+def run_features(kernel: str, **cache: Any) -> None:
+    """All that modifies scores, one at a time and together, and a mask."""
+    problem = latents(20, lengths=(0, 9, 50, 300), seqlen_q=3, dtype="float16", **cache)
+    each: dict[str, Any] = {
+        "window": (40, None), "softcap": 2.0, "sinks": normal(20, seed=8),
+        "alibi_slopes": normal(4, 20, seed=9) ** 2,
+    }  # fmt: skip
+    for name, value in each.items():
+        run(problem, kernel, causal=True, **{name: value})
+    run(problem, kernel, causal=True, **each)
+    run(problem, kernel, mask=normal(4, 20, 3, 300, seed=3) > 0.0, max_seqlen_k=300)
+
+
 @pytest.mark.parametrize("kernel", PLAIN)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("page_size", [0, 16, 64])
@@ -85,15 +98,7 @@ def test_v_of_its_own_memory(dim: int, dim_v: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_features(kernel: str) -> None:
-    problem = latents(20, lengths=(0, 9, 50, 300), seqlen_q=3, dtype="float16")
-    each: dict[str, Any] = {
-        "window": (40, None), "softcap": 2.0, "sinks": normal(20, seed=8),
-        "alibi_slopes": normal(4, 20, seed=9) ** 2,
-    }  # fmt: skip
-    for name, value in each.items():
-        run(problem, kernel, causal=True, **{name: value})
-    run(problem, kernel, causal=True, **each)
-    run(problem, kernel, mask=normal(4, 20, 3, 300, seed=3) > 0.0, max_seqlen_k=300)
+    run_features(kernel)
 
 
 @pytest.mark.parametrize("kernel", PLAIN)
