@@ -228,6 +228,20 @@ def test_tracing_tells_what_is_not_a_batch_of_heads() -> None:
         OPS.attention(*(torch.empty(2, 8, 16) for _ in range(3)))
 
 
+def test_tracing_tells_the_dtype_of_a_result_of_float8() -> None:
+    tensors = inputs(torch.float8_e4m3fn)
+    packed = [x.flatten(0, 1) for x in tensors]
+    lengths = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (8, 9)]
+    for operator, given in (
+        (OPS.attention, tensors),
+        (OPS.attention_varlen, [*packed, *lengths, 8, 9]),
+    ):
+        real = operator(*given)
+        traced = operator(*(x.to("meta") if torch.is_tensor(x) else x for x in given))
+        for x, of_meta in zip(real, traced, strict=True):
+            assert (x.dtype, x.shape) == (of_meta.dtype, of_meta.shape)
+
+
 def test_vmap() -> None:
     q, v = drawn((3, 2, 8, 4, 16), (2, 3, 9, 2, 8))
     k = inputs()[1]

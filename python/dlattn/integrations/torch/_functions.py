@@ -34,10 +34,10 @@ def attention(
 ) -> Any:
     """`dlattn.attention` as an operator: for functions that torch compiles or exports.
 
-    Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
-    and `kernel` are not among them. It has gradients, of out and lse with respect to q, k, v, bias,
-    alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
-    `precision` is refused.
+    Arguments, results and errors are those of `dlattn.attention`; descales, `out_dtype`, `out`,
+    `stream` and `kernel` are not among them. It has gradients, of out and lse with respect to q, k,
+    v, bias, alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires
+    grad `precision` is refused.
     """
     arguments.check(causal, softmax_scale, softcap, precision, layout, return_lse, batch_invariant)
     sides = arguments.sides_of(window)

@@ -193,6 +193,11 @@ def register_mapping(schema: str, fake: Callable[..., Any], library: Any) -> Non
     torch.library.register_vmap(f"dlattn::{name}", mapped, lib=library)
 
 
+def _empty_out(q: Any, *shape: Any) -> Any:
+    """A result of attention: of q's dtype, but of q of 8 bits bfloat16."""
+    return q.new_empty(*shape, dtype=torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
+
+
 def fake_attention(bhsd: bool, **qkv: Any) -> Any:
     """out and lse of q, and of keys and values under any names."""
     for name, x in qkv.items():
@@ -200,7 +205,7 @@ def fake_attention(bhsd: bool, **qkv: Any) -> Any:
             raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
     q, _, v = qkv.values()
     heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
-    out = q.new_empty(*q.shape[:3], v.shape[3])
+    out = _empty_out(q, *q.shape[:3], v.shape[3])
     return out, q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
 
 
@@ -210,7 +215,8 @@ def _fake_attention(*, q: Any, k: Any, v: Any, bhsd: bool, **_: Any) -> Any:
 
 def _fake_varlen(*, q: Any, v: Any, bhsd: bool, **_: Any) -> Any:
     heads, rows = (q.shape[0], q.shape[1]) if bhsd else (q.shape[1], q.shape[0])
-    return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(heads, rows, dtype=torch.float32)
+    out = _empty_out(q, *q.shape[:2], v.shape[2])
+    return out, q.new_empty(heads, rows, dtype=torch.float32)
 
 
 def _fake_merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
