@@ -32,7 +32,10 @@ from dlattn.reference import attention_reference, max_error, same_dtype_referenc
 APPEND = "append_kv"
 KERNELS = {
     "cpu": ("cpu", APPEND),
-    "cuda": ("auto", "decode", "decode:rows16", "decode:rows32", "sm90", "wmma", "scalar", APPEND),
+    "cuda": (
+        *("auto", "decode", "decode:rows16", "decode:rows32", "sm90_latent", "sm90", "wmma"),
+        *("scalar", APPEND),
+    ),
 }
 # Options that say how to compute, and nothing of what.
 PLANNED = ("return_lse", "batch_invariant", "num_splits", "split_size")

@@ -7,6 +7,7 @@ nobody, between strided rows.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,13 @@ QUERIES = (*(1,) * 5, 2, 3, 4, 5, 6, 7, 8, 11, 16, 17, 24, 33, 64, 100)
 # Keys that a sequence has room for, at most, and how often.
 ROOMS = {40: 30, 150: 30, 700: 25, 5000: 12, 100_000: 1}
 LEAST, MOST = -(2**31), 2**31 - 1
+
+# Head dims of K and V beyond those of most models: latents, whose V is the first columns of K where
+# the call only reads them, and wide heads.
+WIDE_DIMS = ((576, 512), (576, 512), (512, 512), (320, 256), (288, 272), (257, 257), (264, 40))
+LATENT_DIMS = ((576, 512), (512, 512), (320, 256))
+# One problem in so many has them.
+WIDE_EVERY = 8
 
 # The calls, and how often each is drawn.
 CALLS = {"attend": 4, "new keys": 3, "varlen": 3, "append": 3}
@@ -115,6 +123,11 @@ class KVCacheDraw(Draw):
         groups = [n for n in (1, 1, 2, 3, 4, 6, 8, 16, 32) if n * heads_kv <= 32]
         heads = heads_kv * rng.choice(groups)
         dims = [self._dim()] * 2 if rng.random() < 0.6 else [self._dim(), self._dim()]
+        wide = random.Random(f"wide {self._seed}")  # beside the others, which stay as they are
+        if wide.randrange(WIDE_EVERY) == 0:
+            dims = list(wide.choice(WIDE_DIMS))
+            heads_kv = wide.choice((1, 1, 2))
+            heads = heads_kv * max(1, wide.choice((1, 2, 8, 16, 40, 64, 128)) // heads_kv)
         long = most >= 100_000 and limits.numbers >= most * 16
         if long:
             batch, heads_kv, heads = 1, 1, rng.choice((1, 2, 4))
@@ -293,8 +306,14 @@ class KVCacheDraw(Draw):
                 x = np.full(sizes, np.nan, p.real)
                 x[used] = round_to(values, p.dtype)
             numbers.append(x)
-        p.numbers = tuple(numbers)
         p.memory, p.places = self._cache_memory(count, rows, p.heads_kv, p.dims)
+        if p.dims in LATENT_DIMS and p.call in ("attend", "varlen") and self._seed % 4:
+            # V is the first columns of K.
+            numbers[1] = numbers[0][..., : p.dims[1]]
+            sizes = p.places[1].sizes
+            p.places = (p.places[0], Placed.of(sizes, p.places[0].strides, p.places[0].offset))
+            p.memory = "latents"
+        p.numbers = tuple(numbers)
 
     def _cache_memory(
         self, count: int, rows: int, heads: int, dims: tuple[int, int]

@@ -204,6 +204,7 @@ class KVCacheProblem:
             "thousands of keys": max(lengths, default=0) >= 1000,
             "grouped heads": self.heads != self.heads_kv,
             "head_dim_v": self.dims[0] != self.dims[1],
+            "head dims beyond 256": max(self.dims) > 256,
             "rotary interleaved": rotary is not None and rotary.interleaved,
             "rotary halves": rotary is not None and not rotary.interleaved,
             "rotary q": rotary is not None and self.q is not None,
