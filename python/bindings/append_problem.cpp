@@ -1,5 +1,7 @@
 #include "append_problem.h"
 
+#include <type_traits>
+
 #include "cache.h"
 #include "errors.h"
 
@@ -8,10 +10,11 @@ namespace {
 
 constexpr dlpack::DLDataType kInt8{dlpack::kInt, 8, 1}, kInt64{dlpack::kInt, 64, 1};
 
-DType dtype_of(const Tensor& tensor) {
-  return same(tensor.dtype, kInt8)
-             ? DType::kInt8
-             : to_dtype(tensor, "float16, bfloat16, float32, float64, int8, float8_e4m3fn");
+// `is_read`: k, v or q, and no cache.
+DType dtype_of(const Tensor& tensor, bool is_read) {
+  if (same(tensor.dtype, kInt8)) return DType::kInt8;
+  return to_dtype(tensor, is_read ? "float16, bfloat16, float32, float64"
+                                  : "float16, bfloat16, float32, float64, int8, float8_e4m3fn");
 }
 
 }  // namespace
@@ -44,7 +47,7 @@ const Tensor& AppendProblem::import_tensor(nb::handle object, const char* name, 
 template <typename View>
 void AppendProblem::set_view(const Tensor& tensor, bool listed, View* view) const {
   python::set_view(tensor, dims_of(layout_), listed, view);
-  view->dtype = dtype_of(tensor);
+  view->dtype = dtype_of(tensor, std::is_same_v<View, TensorView>);
 }
 
 void AppendProblem::check_rows(const Tensor& tensor, const Tensor& like, bool same_heads) const {
@@ -197,7 +200,7 @@ void AppendProblem::read_rotary(const AppendCall& call) {
       unsupported(name, ": shape is ", shape_text(table.shape, 2),
                   "; accepted: at least one position and one column");
     }
-    view->dtype = to_dtype(table, "float16, bfloat16, float32, float64");
+    view->dtype = to_dtype(table, "that of k, or float32");
     view->data = table.data;
     view->row_stride = table.strides[0];
     if (params.rotary_dim != 0) {

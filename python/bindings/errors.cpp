@@ -42,6 +42,22 @@ std::string type_attribute(nb::handle type, const char* name, const char* otherw
   return value.is_valid() && PyUnicode_Check(value.ptr()) ? text(value) : otherwise;
 }
 
+bool is_array(nb::handle object) {
+  return nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__cuda_array_interface__");
+}
+
+// Whether there are arrays in what is to be shown: of a GPU's memory the host would wait for it.
+bool has_arrays(nb::handle object) {
+  if (!PyTuple_Check(object.ptr()) && !PyList_Check(object.ptr())) return is_array(object);
+  const Py_ssize_t size = PySequence_Size(object.ptr());
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const nb::object item = nb::steal<nb::object>(PySequence_GetItem(object.ptr(), i));
+    if (item.is_valid() && is_array(item)) return true;
+    PyErr_Clear();  // of a list that has become shorter
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string text(nb::handle object) {
@@ -67,6 +83,7 @@ std::string type_text(nb::handle object) {
 }
 
 std::string repr_text(nb::handle object) {
+  if (has_arrays(object)) return "<" + type_text(object) + ">";
   const nb::object string =
       nb::steal<nb::object>(guarded([&] { return PyObject_Repr(object.ptr()); }));
   if (!string.is_valid()) {

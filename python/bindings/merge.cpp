@@ -97,7 +97,10 @@ Merge read_parts(const std::vector<Tensor>& outs, const std::vector<Tensor>& lse
   merge.out = {4, {outs[0].shape[0], outs[0].shape[1], outs[0].shape[2], outs[0].shape[3]}};
   MergeParams& p = merge.params;
   p.num_states = static_cast<int>(outs.size());
-  p.out.dtype = to_dtype(outs[0], "float16, bfloat16, float32, float64");
+  constexpr char kDTypes[] = "float16, bfloat16, float32, float64";
+  p.out.dtype = to_dtype(outs[0], kDTypes);
+  if (size_of(p.out.dtype) == 1)
+    unsupported("outs: dtype is ", to_string(p.out.dtype), "; accepted: ", kDTypes);
   p.device = device;
   p.batch_size = merge.out.sizes[at.batch];
   p.seqlen_q = merge.out.sizes[at.row];

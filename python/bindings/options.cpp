@@ -118,14 +118,20 @@ DType parse_out_dtype(nb::handle value, const char* name) {
   unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);
 }
 
-Precision parse_precision(nb::handle value, const char* name) {
+Precision parse_precision(nb::handle value, const char* name, const char* accepted) {
   if (value.is_none()) return Precision::kInputs;
   for (const Precision precision : {Precision::kInt8Fp8, Precision::kInt8Fp16, Precision::kFp8}) {
     if (is_text(value, to_string(precision))) return precision;
   }
   if (!PyUnicode_Check(value.ptr()))
-    wrong_type(name, " is of type ", type_text(value), "; accepted: ", kPrecisions);
-  unsupported(name, " is ", repr_text(value), "; accepted: ", kPrecisions);
+    wrong_type(name, " is of type ", type_text(value), "; accepted: ", accepted);
+  unsupported(name, " is ", repr_text(value), "; accepted: ", accepted);
+}
+
+Precision parse_precision_of_8_bits(nb::handle value, const char* name) {
+  const Precision precision = parse_precision(value, name, kOf8Bits);
+  if (precision == Precision::kInputs) unsupported(name, " is None; accepted: ", kOf8Bits);
+  return precision;
 }
 
 bool parse_flag(nb::handle value, const char* name) {

@@ -17,6 +17,7 @@ enum class Layout { kBshd, kBhsd };
 
 // More tokens than any sequence has, and few enough that positions can be added to them.
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
+constexpr char kOf8Bits[] = "\"int8_fp8\", \"int8_fp16\" or \"fp8\"";
 constexpr char kPrecisions[] =
     "\"int8_fp8\", \"int8_fp16\" or \"fp8\", or None for products of the inputs";
 
@@ -28,7 +29,9 @@ void parse_kernel(nb::handle value, const std::vector<std::string_view>& names, 
 // One of the dtypes that out may have; with kFloat8E4M3 for None.
 DType parse_out_dtype(nb::handle value, const char* name);
 // "int8_fp8", "int8_fp16", "fp8"; kInputs for None.
-Precision parse_precision(nb::handle value, const char* name);
+Precision parse_precision(nb::handle value, const char* name, const char* accepted = kPrecisions);
+// The same but None, which is refused.
+Precision parse_precision_of_8_bits(nb::handle value, const char* name);
 bool parse_flag(nb::handle value, const char* name);
 double parse_number(nb::handle value, const char* name);
 std::int64_t parse_count(nb::handle value, const char* name);                  // an int >= 0

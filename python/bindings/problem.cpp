@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "cache.h"
+#include "dlattn/backward.h"
 #include "errors.h"
 #include "gil.h"
 #include "quantized.h"
@@ -13,7 +14,6 @@
 namespace dlattn::python {
 namespace {
 
-constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
 
 // Reads a descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of
@@ -116,11 +116,20 @@ QkvDims qkv_dims(bool varlen, const Problem& problem) {
   return {dims_text(problem.layout, varlen), {0, dims.row - skip, dims.head - skip}, 3 - skip};
 }
 
-void read_q(const Tensor& q, bool varlen, const QkvDims& dims, Problem* problem) {
+// The dtypes of q that a call takes, in words.
+const char* dtypes_of_q(const Problem& problem, Keys keys) {
+  if (problem.params.precision != Precision::kInputs) return "float16, bfloat16";
+  const bool of_gradients = problem.kernels == &backward_kernel_names();
+  return of_gradients || keys != Keys::kAsQueries
+             ? "float16, bfloat16, float32, float64"
+             : "float16, bfloat16, float32, float64, float8_e4m3fn";
+}
+
+void read_q(const Tensor& q, bool varlen, Keys keys, const QkvDims& dims, Problem* problem) {
   AttentionParams& p = problem->params;
   const Dims& at = dims.at;
   const int last = dims.last;
-  p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, kDTypes);
+  p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, dtypes_of_q(*problem, keys));
   p.out.dtype = dtype_of_out(p.q.dtype, problem->out_dtype);
   check_rank(q, last + 1, dims.names);
   check_last_stride(q);
@@ -153,9 +162,10 @@ void read_key_dtype(const Tensor& q, const Tensor& tensor, bool cached, DType* d
     *dtype = bytes;
     return;
   }
+  const bool beside_8_bits = cached && q.dtype.bits == 16;
   unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
               "; accepted: ", dtype_text(q.dtype), ", that of q",
-              cached ? ", or int8 or float8_e4m3fn with k_descale and v_descale" : "");
+              beside_8_bits ? ", or int8 or float8_e4m3fn with k_descale and v_descale" : "");
 }
 
 // q, k and v of one problem: sizes and strides, checked against each other.
@@ -167,7 +177,7 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Ke
   const QkvDims dims = cached ? cache_dims(keys, problem->layout) : q_dims;
   const Dims& at = dims.at;
   const int last = dims.last;
-  read_q(q, varlen, q_dims, problem);
+  read_q(q, varlen, keys, q_dims, problem);
   for (const Tensor* tensor : {&k, &v}) {
     check_rank(*tensor, last + 1, dims.names);
     read_key_dtype(q, *tensor, cached, tensor == &k ? &p.k.dtype : &p.v.dtype);
@@ -204,7 +214,7 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
     if (keys != Keys::kAsQueries)
       unsupported("k is a QuantizedKV; accepted: a tensor, as keys in a cache are not quantised");
     const QkvDims dims = qkv_dims(varlen, *problem);
-    read_q(q, varlen, dims, problem);
+    read_q(q, varlen, keys, dims, problem);
     read_quantized_kv(call.k, call.v, varlen, target, problem);
     return size_results(q, varlen, dims, problem);
   }

@@ -35,9 +35,7 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
                "; accepted: None, as k is a QuantizedKV, which holds the values too");
   }
   const nb::object name = attribute(k, interned("precision"));
-  const Precision precision = parse_precision(name, "precision of k");
-  if (precision == Precision::kInputs)
-    unsupported("precision of k is None; accepted: \"int8_fp8\", \"int8_fp16\" or \"fp8\"");
+  const Precision precision = parse_precision_of_8_bits(name, "precision of k");
   if (p.precision != Precision::kInputs && p.precision != precision) {
     unsupported("precision is \"", to_string(p.precision), "\"; accepted: None or \"",
                 to_string(precision), "\", which k is quantised in");
@@ -169,9 +167,7 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
                        nb::handle stream, nb::handle cu_seqlens_k, nb::handle max_seqlen_k,
                        nb::handle seqused_k) {
   QuantizeParams params;
-  params.precision = parse_precision(precision, "precision");
-  if (params.precision == Precision::kInputs)
-    unsupported("precision is None; accepted: \"int8_fp8\", \"int8_fp16\" or \"fp8\"");
+  params.precision = parse_precision_of_8_bits(precision, "precision");
   const Layout parsed = parse_layout(layout);
   const bool varlen = !cu_seqlens_k.is_none();
   if (varlen == max_seqlen_k.is_none()) {

@@ -13,7 +13,7 @@ from dlattn._append_and_attend import append_and_attend
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
-from dlattn.frameworks.base import type_text
+from dlattn.frameworks.base import shown, type_text
 from dlattn.frameworks.jax import on_device_of
 
 NO_WINDOW = (-1, -1)
@@ -261,8 +261,8 @@ def window_of(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None
     left, right = sides or (None, None)
     if left is None or right is None:
         raise TypeError(
-            f"window_size is {window_size!r}; accepted: a pair (left, right) of int, negative for "
-            "no limit"
+            f"window_size is {shown(window_size)}; accepted: a pair (left, right) of int, "
+            "negative for no limit"
         )
     left, right = (-1 if side >= seqlen_k else side for side in (left, right))
     if left >= 0 and right < 0:

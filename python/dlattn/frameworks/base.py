@@ -71,6 +71,16 @@ def type_text(kind: type) -> str:
     return kind.__qualname__ if module in ("", "builtins") else f"{module}.{kind.__qualname__}"
 
 
+def shown(value: Any) -> str:
+    """A value in an error's words, shortened; of arrays the type, as the host would wait for a GPU
+    to read their numbers."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    if any(hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__") for x in parts):
+        return f"<{type_text(type(value))}>"
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
 def numpy_dtype(np: Any, dtype: str) -> Any:
     if dtype in ("bfloat16", "float8_e4m3fn"):
         # The caller's bfloat16 and float8 arrays are its.

@@ -338,6 +338,14 @@ def test_refusals() -> None:
     refused(f"precision is 'int4'; accepted: {accepted}", q, k, v, precision="int4")
     refused(f"precision is of type int; accepted: {accepted}", q, k, v, precision=8,
             error=TypeError)  # fmt: skip
+    wrong: list[tuple[Any, str, type]] = [
+        ("int4", "'int4'", dlattn.UnsupportedError),
+        (8, "of type int", TypeError),
+        (None, "None", dlattn.UnsupportedError),
+    ]
+    for value, shown, error in wrong:  # keys are quantised in some precision
+        with pytest.raises(error, match=f'^precision is {shown}; accepted: .* or "fp8"$'):
+            dlattn.quantize_kv(k, v, precision=value)
     wide = [x.astype(np.float32) for x in (q, k, v)]
     refused("precision is int8_fp8 with q of float32; accepted: with float16 or bfloat16", *wide,
             precision="int8_fp8")  # fmt: skip

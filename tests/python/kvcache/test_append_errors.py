@@ -169,7 +169,7 @@ WRONG = [
     ),
     (
         rotary(rotary_cos=zeros((8, 4), np.int32)),
-        "rotary_cos: dtype is int32; accepted: float16, b",
+        "rotary_cos: dtype is int32; accepted: that of k, or float32",
     ),
     (
         rotary(rotary_cos=zeros((8, 4), np.float64)),

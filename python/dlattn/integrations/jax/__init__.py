@@ -14,6 +14,7 @@ from dlattn import _views
 from dlattn._attention import attention as _attention
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
+from dlattn.frameworks.base import shown
 
 if jax.__version_info__ < (0, 8):
     raise ImportError(f"this is JAX {jax.__version__}; accepted: 0.8 or later, in dlattn.jax")
@@ -252,8 +253,8 @@ def _window(
     sides = [side for side in map(integer, both) if side is not None]
     if len(both) != 2 or len(sides) != 2:
         raise TypeError(
-            f"local_window_size is {size!r}; accepted: an int >= 0, a pair (left, right) of them, "
-            "or None"
+            f"local_window_size is {shown(size)}; accepted: an int >= 0, a pair (left, right) of "
+            "them, or None"
         )
     if min(sides) < 0:
         raise UnsupportedError(f"local_window_size is {size!r}; accepted: ints >= 0")

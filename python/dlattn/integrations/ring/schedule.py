@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dlattn._errors import UnsupportedError
+from dlattn.frameworks.base import shown
 from dlattn.integrations.ring.shards import Place, Range, count, joined, places, positions
 
 _FAR = 1 << 60  # beyond any position
@@ -49,7 +50,8 @@ def mask_of(causal: Any, window: Any, distances: bool) -> Mask:
         or not all(x is None or (type(x) is int and x >= 0) for x in sides)
     ):
         raise UnsupportedError(
-            f"window is {window!r}; accepted: None or (left, right), each None or an int from 0 on"
+            f"window is {shown(window)}; accepted: None or (left, right), each None or an int from "
+            "0 on"
         )
     return Mask(sides[0], 0 if causal else sides[1], distances)
 

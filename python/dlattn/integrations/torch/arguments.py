@@ -16,7 +16,7 @@ import torch
 import dlattn
 from dlattn._numbers import integer
 from dlattn._types import Precision
-from dlattn.frameworks.base import type_text
+from dlattn.frameworks.base import shown, type_text
 from dlattn.integrations.torch.kernels import own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -60,7 +60,7 @@ def sides_of(window: Any) -> Any:
     """The two sides of a window as operators have them. -1: no limit."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(
-            f"window is {_shown(window)}; accepted: a pair (left, right) of int >= 0 or None"
+            f"window is {shown(window)}; accepted: a pair (left, right) of int >= 0 or None"
         )
     if window[0] is None and window[1] is None:
         return _NO_SIDES
@@ -77,7 +77,7 @@ def length(value: Any, name: str) -> Any:
     # A length that torch traces has no value yet.
     if not torch.compiler.is_compiling() and not 0 <= number <= _MOST_LENGTH:
         raise dlattn.UnsupportedError(
-            f"{name} is {_shown(number)}; accepted: an int from 0 to {_MOST_LENGTH}"
+            f"{name} is {shown(number)}; accepted: an int from 0 to {_MOST_LENGTH}"
         )
     return number
 
@@ -88,12 +88,12 @@ def _side(value: Any, side: str, window: Any) -> Any:
     number = value if isinstance(value, torch.SymInt) else integer(value)
     if number is None:
         raise TypeError(
-            f"window is {_shown(window)}: its {side} side is of type {type_text(type(value))}; "
+            f"window is {shown(window)}: its {side} side is of type {type_text(type(value))}; "
             "accepted: an int >= 0, or None for no limit"
         )
     if number < 0:
         raise dlattn.UnsupportedError(
-            f"window is {_shown(window)}: its {side} side is negative; accepted: an int >= 0, or "
+            f"window is {shown(window)}: its {side} side is negative; accepted: an int >= 0, or "
             "None for no limit"
         )
     return number if number < _MOST_WINDOW else _MOST_WINDOW
@@ -103,7 +103,7 @@ def _check_word(name: str, value: Any, known: tuple[str, ...], accepted: str) ->
     if not isinstance(value, str):
         raise _wrong_type(name, value, accepted)
     if value not in known:
-        raise dlattn.UnsupportedError(f"{name} is {_shown(value)}; accepted: {accepted}")
+        raise dlattn.UnsupportedError(f"{name} is {shown(value)}; accepted: {accepted}")
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -117,17 +117,12 @@ def _check_number(name: str, value: Any) -> None:
         float(value)
     except OverflowError:  # an int beyond the floats
         raise dlattn.UnsupportedError(
-            f"{name} is {_shown(value)}; accepted: a finite number"
+            f"{name} is {shown(value)}; accepted: a finite number"
         ) from None
 
 
 def _wrong_type(name: str, value: Any, accepted: str) -> TypeError:
     return TypeError(f"{name} is of type {type_text(type(value))}; accepted: {accepted}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 # torch's words for an argument of another type than the operator's, and the types in dlattn's.
