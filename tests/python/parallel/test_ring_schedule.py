@@ -198,6 +198,7 @@ def test_masks() -> None:
     for causal in ("left", [True], None):
         with pytest.raises(UnsupportedError, match=f"causal is {re.escape(repr(causal))}; acc"):
             mask_of(causal, None, False)
+    assert mask_of(False, (np.int64(3), None), False) == mask_of(False, (3, None), False)
     for window in (5, "ab", (1,), (1, -1), (True, 0)):
         with pytest.raises(UnsupportedError, match=f"window is {re.escape(repr(window))}; acc"):
             mask_of(False, window, False)

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dlattn._errors import UnsupportedError
+from dlattn._numbers import integer
 from dlattn.frameworks.base import shown
 from dlattn.integrations.ring.shards import Place, Range, count, joined, places, positions
 
@@ -43,12 +44,10 @@ def mask_of(causal: Any, window: Any, distances: bool) -> Mask:
         raise UnsupportedError(
             f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
         )
-    sides = (None, None) if window is None else window
-    if (
-        not isinstance(sides, (tuple, list))
-        or len(sides) != 2
-        or not all(x is None or (type(x) is int and x >= 0) for x in sides)
-    ):
+    given = (None, None) if window is None else window
+    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else ()
+    sides = [None if x is None else -1 if (n := integer(x)) is None else n for x in pair]
+    if not sides or any(n is not None and n < 0 for n in sides):
         raise UnsupportedError(
             f"window is {shown(window)}; accepted: None or (left, right), each None or an int from "
             "0 on"
