@@ -255,6 +255,25 @@ def loss_of(q: Any, k: Any, v: Any) -> Any:
     return dlattn.torch.attention(q, k, v, causal=True).square().sum()
 
 
+def test_float8_has_none() -> None:
+    """Which the forward pass tells, of a bias' gradient too, and of flash-attn's names."""
+    q, k, v = (torch.ones(1, 4, 2, 8).to(torch.float8_e4m3fn) for _ in range(3))
+    bias = torch.zeros(4, 4, requires_grad=True)
+    message = "^q: dtype is float8_e4m3fn and an input requires grad; accepted: float16, "
+    own = q.clone().requires_grad_()
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (dlattn.torch.attention, {"q": own}),
+        (dlattn.torch.attention, {"q": q, "bias": bias}),
+        (torch.ops.dlattn.attention, {"q": own}),
+        (dlattn.flash_attn.flash_attn_func, {"q": own}),
+    ]
+    for function, given in calls:
+        with pytest.raises(dlattn.UnsupportedError, match=message):
+            function(k=k, v=v, **given)
+    with torch.no_grad():
+        assert dlattn.torch.attention(own, k, v).dtype is torch.bfloat16
+
+
 def test_a_precision_has_none() -> None:
     given = inputs(torch.float16)
     message = "precision is 'int8_fp8' and an input requires grad; accepted: None"

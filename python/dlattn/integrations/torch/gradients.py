@@ -191,13 +191,20 @@ class Differentiable:
     def eagerly(self, given: list[Any]) -> Any:
         """The operator for all of its arguments, where `called_eagerly`."""
         if torch.is_grad_enabled() and any_requires_grad(*given):
-            self._check_precision(given)
+            self._refuse_8_bits(given)
             eagerly: Any = _Eagerly
             return eagerly.apply(self, given, *(given[place] for place in self.places))
         with torch._C._AutoDispatchBelowAutograd():
             return run(self.name, self.call_below, given, {})
 
-    def _check_precision(self, given: list[Any]) -> None:
+    def _refuse_8_bits(self, given: list[Any]) -> None:
+        """Products of 8 bits have no gradients: better no forward pass either."""
+        q = given[self.tensors[0]]
+        if q is not None and q.dtype.itemsize == 1:
+            raise dlattn.UnsupportedError(
+                f"q: dtype is {str(q.dtype).removeprefix('torch.')} and an input requires grad; "
+                "accepted: float16, bfloat16, float32, float64, as 8-bit elements have no gradients"
+            )
         if given[self._precision] is not None:
             raise dlattn.UnsupportedError(
                 f"precision is {given[self._precision]!r} and an input requires grad; accepted: "
@@ -208,7 +215,7 @@ class Differentiable:
         given = [*arguments, *self._defaults[len(arguments) :]]
         for name, value in named.items():
             given[self.names.index(name)] = value
-        self._check_precision(given)
+        self._refuse_8_bits(given)
         function: Any = _Attention
         with enable_single_level_autograd_function():
             return function.apply(self, given, *(given[place] for place in self.places))

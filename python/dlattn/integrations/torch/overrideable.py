@@ -94,7 +94,7 @@ def attention(
     given = bias if mask is None else mask
     if (given is not bias and bias is not None) or not called_eagerly(q, k, v, given, or_cast=True):
         return None
-    if q is None or k is None or v is None:  # to be refused
+    if q is None or k is None or v is None or q.dtype.itemsize == 1:  # to be refused
         return None
     kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else "other"
     if k.is_meta or v.is_meta or (given is not None and given.is_meta):
