@@ -13,7 +13,7 @@ set(DLATTN_MIN_ARCH 80)  # cp.async
 set(DLATTN_ALL_ARCHS 80 89 90 120)  # 8.6 and 8.7 run the code for 8.0
 
 # A release has machine code for all GPUs up to 9.0. Its PTX is for newer ones, and 8.9 is the nearest relative of most
-# of them: tensor cores too slow to feel an mbarrier (cuda/forward/wmma/stages.cuh).
+# of them: tensor cores too slow to feel an mbarrier (cuda/tile/stages.cuh).
 set(DLATTN_ALL_PTX 89-virtual)
 # A list lacks machine code for older GPUs too, so its PTX is for the oldest. It serves all: what the kernels ask
 # of __CUDA_ARCH__ is how stages are handed over (stages.cuh), which decides on speed alone, and for instructions of 8.9
@@ -68,7 +68,7 @@ endfunction()
 
 # The options by which nvcc compiles for `archs`, a list as CMAKE_CUDA_ARCHITECTURES has it. With `shared`, machine code
 # for 8.9 is made of the PTX for 8.0 where that is wanted too: one run of the compiler's front half, which takes longer
-# than ptxas, in place of two, and the same machine code (DLATTN_CODE_OF_89, cuda/forward/wmma/stages.cuh). Not for code
+# than ptxas, in place of two, and the same machine code (DLATTN_CODE_OF_89, cuda/tile/stages.cuh). Not for code
 # that asks for instructions of 8.9, and not beside machine code for 8.0, which hands stages over in a way of its own.
 function(dlattn_code_flags variable shared archs)
   set(flags "")

@@ -65,9 +65,16 @@ WMMA_BUGS = (
     _wmma(
         "one of two steps in dq",
         WMMA_WARP_KEYS,
-        "if (has_dq) this->add_dq(before_that, before, 0)",
-        "if (has_dq) this->add_dq(before_that, before_that, 0)",
+        "this->add_dq(before_that, before, 0);\n        if constexpr",
+        "this->add_dq(before_that, before_that, 0);\n        if constexpr",
     ),
+    _wmma("no release of queries", WMMA_WARP_KEYS, "stages().release(i, lane);", ";"),
+    _wmma("no arrival for dS", WMMA_WARP_KEYS, "arrive(ds_written());", ";"),
+    _wmma("no arrival of its readers", WMMA_WARP_KEYS, "arrive(ds_read());", ";"),
+    _wmma("no wait for dS", WMMA_SHARED_KEYS, "wait(kDsWritten, i);", ";"),
+    _wmma("no wait for readers of dS", WMMA_SHARED_KEYS, "wait(kDsRead, i - 1);", ";"),
+    _wmma("no wait for readers of dO", WMMA_SHARED_KEYS, "wait(kDoutRead, i);", ";"),
+    _wmma("no wait for queries", WMMA_SHARED_KEYS, "wait(kFull, i);", ";"),
     _wmma(
         "softcap forgotten in dk", WMMA_KEY_BLOCK, "rDelta[e % 2], factor,", "rDelta[e % 2], 1.0f,"
     ),

@@ -4,6 +4,21 @@
 
 namespace dlattn::tile {
 
+// Whether the code that is being compiled is for tensor cores several times as fast as others:
+// those of compute capabilities 8.0, 9.0 and 10.x, beside which an mbarrier's instructions cost
+// time. DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere; DLATTN_CODE_OF_89 says that
+// PTX for 8.0 becomes machine code for 8.9 too (cuda/CMakeLists.txt).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800 && defined(DLATTN_CODE_OF_89)
+constexpr bool kFastTensorCores = false;
+#elif defined(__CUDA_ARCH__)
+constexpr bool kFastTensorCores =
+    __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
+#elif defined(DLATTN_FAST_TENSOR_CORES)
+constexpr bool kFastTensorCores = true;
+#else
+constexpr bool kFastTensorCores = false;
+#endif
+
 // Two mbarriers per stage, "full" and "empty", by which warps hand tiles of K and V over to each
 // other and may be the better part of a tile apart. Tiles are counted from 0 in the order of the
 // walk; tile i is in stage i % kStages.

@@ -10,7 +10,7 @@ namespace dlattn::backward_wmma {
 
 // Whether a lane adds four of its accumulators by one instruction, which there is from compute
 // capability 9.0 on: then they are neighbours. Else the lanes' are, so that one instruction of a
-// warp adds to 128 bytes in a row. DLATTN_FAST_TENSOR_CORES is for tests (forward/wmma/stages.cuh).
+// warp adds to 128 bytes in a row. DLATTN_FAST_TENSOR_CORES is for tests (tile/stages.cuh).
 #if defined(__CUDA_ARCH__)
 constexpr bool kAddsFour = __CUDA_ARCH__ >= 900;
 #elif defined(DLATTN_FAST_TENSOR_CORES)

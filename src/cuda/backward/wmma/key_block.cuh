@@ -10,6 +10,7 @@
 #include "cuda/plan/backward_workspace.h"
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/stages.cuh"
 #include "cuda/tile/swizzled_copy.cuh"
 
 namespace dlattn::backward_wmma {
@@ -28,6 +29,7 @@ struct KeyBlock {
   static constexpr int kRowTiles = kTile.row_tiles;
   static constexpr int kSharers = kTile.sharers;
   static constexpr int kKeyGroups = kTile.groups();
+  static constexpr bool kNeighbours = !kIsLarge && !tile::kFastTensorCores;
   static_assert(kBlockN == 16 * kRowTiles * kKeyGroups);
   static constexpr int kOwnQueries = kBlockM / kSharers;
   static constexpr int kOwnColumns = kHeadDim / kSharers;
@@ -57,8 +59,12 @@ struct KeyBlock {
     if constexpr (kSharers == 1) warp = uniform(warp);
   }
 
-  __device__ __forceinline__ int group() const { return kSharers == 1 ? warp : warp % kKeyGroups; }
-  __device__ __forceinline__ int part() const { return kSharers == 1 ? 0 : warp / kKeyGroups; }
+  __device__ __forceinline__ int group() const {
+    return kSharers == 1 ? warp : kNeighbours ? warp / kSharers : warp % kKeyGroups;
+  }
+  __device__ __forceinline__ int part() const {
+    return kSharers == 1 ? 0 : kNeighbours ? warp % kSharers : warp / kKeyGroups;
+  }
 
   // A number of which the compiler does not know that it is the same in every step.
   __device__ __forceinline__ static int again(int x) {

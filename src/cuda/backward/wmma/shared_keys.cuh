@@ -1,14 +1,19 @@
 #pragma once
 
 #include "cuda/backward/wmma/key_block.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/stages.cuh"
 
 namespace dlattn::backward_wmma {
 
 // Two warps share 16 keys, as the rows of accumulators. Each computes S^T = K Q^T, dP^T = V dO^T,
 // P^T and dS^T = P^T (dP^T - delta) for half of a step's queries, and leaves P and dS in shared
 // memory; then dV += P^T dO and dK += dS^T Q for all of them, half of the columns each. Three
-// quarters of its rows of V stay in registers. Barriers of the block, three a step: Q and dO are
-// in; P and dS are; dO may be overwritten.
+// quarters of its rows of V stay in registers. Barriers of the block beside fast tensor cores,
+// three a step: Q and dO are in; P and dS are; dO may be overwritten. Beside slow ones mbarriers,
+// so that warps need not be in step, and a barrier of the two that share keys where P and dS are
+// in.
 template <typename T, int kHeadDim>
 struct SharedKeys : KeyBlock<T, kHeadDim> {
   using Base = KeyBlock<T, kHeadDim>;
@@ -16,6 +21,11 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
       Base::kRowBytes, Base::lane;
   using Base::params, Base::shape, Base::walk;
   using typename Base::Accumulators, typename Base::Operand, typename Base::Scores;
+
+  static constexpr bool kMbarriers = !tile::kFastTensorCores;
+  // mbarriers: Q and dO of a step are in; all warps have read dO; have left dS; have read that.
+  enum Mbarrier : int { kFull, kDoutRead, kDsWritten, kDsRead };
+  static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
   Accumulators acc_dk = {}, acc_dv = {};
   static constexpr int kRest = v_rest_columns(kHeadDim), kHeld = kHeadDim - kRest;  // columns of V
@@ -31,6 +41,7 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
     this->copy_keys(kMap.k, p.k, p.head_dim);
     this->copy_keys(kMap.v, p.v, p.head_dim_v);
     copy_rest_of_v();
+    if (kMbarriers && threadIdx.x == 0) init_mbarriers();
     if (walk.any()) {
       this->begin_head(step);
       this->copy_q(step, 0);
@@ -43,30 +54,56 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
       tile::mma::load_q<kHeadDim>(rV[d / 16], base + kMap.v + lane_offset(lane), d);
     __syncthreads();  // all warps have V
     if (walk.any()) this->copy_dout(step, 0);
-    ptx::cp_async_commit();
-    int stage = 0;
-#pragma unroll 1
-    for (bool more = walk.any(); more; stage ^= 1) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();
-      if (const QueryStep next = walk.next(step); walk.exists(next)) {
-        this->begin_head(next);
-        this->copy_q(next, stage ^ 1);
-      }
+    if constexpr (kMbarriers) {
+      ptx::mbarrier_arrive_after_copies(mbarrier(kFull));
+    } else {
       ptx::cp_async_commit();
-      make_gradients(step, stage);
-      __syncthreads();
+    }
+    int stage = 0;
+    unsigned i = 0;  // steps before
+#pragma unroll 1
+    for (bool more = walk.any(); more; stage ^= 1, ++i) {
+      if constexpr (kMbarriers) {
+        wait(kFull, i);
+      } else {
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        copy_next_q(step, stage);
+        ptx::cp_async_commit();
+      }
+      make_gradients(step, stage, i);
+      if constexpr (kMbarriers) {
+        ptx::barrier_sync(1 + this->group(), 32 * Base::kSharers);
+        arrive(kDsWritten);
+      } else {
+        __syncthreads();
+      }
       // dV += P^T dO
       multiply(acc_dv, kMap.p, this->dout(0));
-      __syncthreads();
+      if constexpr (kMbarriers) {
+        arrive(kDoutRead);
+      } else {
+        __syncthreads();
+      }
       const QueryStep before = step;
       step = walk.next(step);
       more = walk.exists(step);
-      if (more) this->copy_dout(step, 0);
-      ptx::cp_async_commit();
+      if constexpr (!kMbarriers) {
+        if (more) this->copy_dout(step, 0);
+        ptx::cp_async_commit();
+      }
       // dK += dS^T Q
       multiply(acc_dk, kMap.ds, this->q(stage));
-      if (shape.dq_sum) this->add_dq(before, before, 0);
+      if (kMbarriers && more) {
+        wait(kDoutRead, i);
+        this->copy_dout(step, 0);
+        ptx::mbarrier_arrive_after_copies(mbarrier(kFull));
+      }
+      if (shape.dq_sum) {
+        if constexpr (kMbarriers) wait(kDsWritten, i);
+        this->add_dq(before, before, 0);
+      }
+      if constexpr (kMbarriers) arrive(kDsRead);
       if (shape.slope_parts && step.group_head != before.group_head) this->store_slope_part(before);
     }
     this->store(params.dk, p.head_dim, shape.softmax_scale, acc_dk);
@@ -82,6 +119,30 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
     return this->group() * 16 * kRowBytes + tile::mma::lane_offset_down<kHeadDim>(lane);
   }
 
+  __device__ __forceinline__ void copy_next_q(const QueryStep& step, int stage) {
+    const QueryStep next = walk.next(step);
+    if (!walk.exists(next)) return;
+    this->begin_head(next);
+    this->copy_q(next, stage ^ 1);
+  }
+
+  __device__ __forceinline__ ptx::SmemAddress mbarrier(Mbarrier which) const {
+    return base + kMap.mbarriers + which * kMbarrierBytes;
+  }
+  __device__ __forceinline__ void init_mbarriers() const {
+    ptx::mbarrier_init(mbarrier(kFull), Base::kThreads);
+    for (const Mbarrier which : {kDoutRead, kDsWritten, kDsRead})
+      ptx::mbarrier_init(mbarrier(which), Base::kWarps);
+  }
+  // For all of step i.
+  __device__ __forceinline__ void wait(Mbarrier which, unsigned i) const {
+    ptx::mbarrier_wait(mbarrier(which), i % 2);
+  }
+  __device__ __forceinline__ void arrive(Mbarrier which) const {
+    __syncwarp();
+    if (this->again(lane) == 0) ptx::mbarrier_arrive(mbarrier(which));
+  }
+
   __device__ __forceinline__ void copy_rest_of_v() const {
     const TensorView& v = params.forward.v;
     const SequenceOf& seq = walk.seq;
@@ -92,7 +153,7 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
   }
 
   // P and dS of the warp's queries, left in shared memory.
-  __device__ __forceinline__ void make_gradients(const QueryStep& step, int stage) {
+  __device__ __forceinline__ void make_gradients(const QueryStep& step, int stage, unsigned i) {
     const int lane = this->again(this->lane);
     const int own =
         this->part() * kOwnQueries * kRowBytes + tile::mma::lane_offset_across<kHeadDim>(lane);
@@ -116,6 +177,11 @@ struct SharedKeys : KeyBlock<T, kHeadDim> {
         });
     Operand rP, rDs;
     this->template gradients<0, Base::kGroups>(step, this->is_plain(step), stage, p, ds, rP, rDs);
+    if constexpr (kMbarriers) {
+      // All warps have done with the step before: with its dS, and Q.
+      if (i > 0) wait(kDsRead, i - 1);
+      copy_next_q(step, stage);
+    }
     this->leave(kMap.p, rP);
     this->leave(kMap.ds, rDs);
   }

@@ -14,6 +14,8 @@ constexpr const char* kKernelNames[] = {"keys", "queries", "convert", kBiasName,
 constexpr int kNumWarps = 8;
 constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kElementBytes = 2;
+constexpr int kMbarrierBytes = 8;
+constexpr int kKeyMbarriers = 6;  // at most
 
 // The kernel that walks queries for a block of keys (keys.cuh). Of head dims above 64 there are
 // two: one that runs in 99 KB of shared memory, and a large one for GPUs that have twice as much.
@@ -56,6 +58,7 @@ struct KeySmem {
   int scores_stage;  // of both
   int v_rest;        // [block_n] rows of the columns of V that do not go to registers
   int lse, delta;    // [stages][block_m] floats
+  int mbarriers;     // of the small kernel
   int total;
 };
 
@@ -92,7 +95,8 @@ constexpr KeySmem key_smem(int head_dim_tile, bool large = false) {
     map.lse = map.v_rest + tile.block_n * v_rest_columns(head_dim_tile) * kElementBytes;
   }
   map.delta = map.lse + tile.stages * tile.block_m * 4;
-  map.total = map.delta + tile.stages * tile.block_m * 4;
+  map.mbarriers = map.delta + tile.stages * tile.block_m * 4;
+  map.total = map.mbarriers + (large ? 0 : kKeyMbarriers * kMbarrierBytes);
   return map;
 }
 

@@ -13,22 +13,10 @@ namespace dlattn::wmma {
 constexpr int kTileBarrier = 1;
 static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
-// The handover of a shape in the code that is being compiled. The tensor cores of compute
-// capabilities 8.0, 9.0 and 10.x are several times as fast as others, and an mbarrier's
-// instructions cost time beside them. DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere;
-// DLATTN_CODE_OF_89 says that PTX for 8.0 becomes machine code for 8.9 too (cuda/CMakeLists.txt).
+// The handover of a shape in the code that is being compiled.
 constexpr Handover resolved(Handover handover) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800 && defined(DLATTN_CODE_OF_89)
-  constexpr bool kFast = false;
-#elif defined(__CUDA_ARCH__)
-  constexpr bool kFast = __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
-#elif defined(DLATTN_FAST_TENSOR_CORES)
-  constexpr bool kFast = true;
-#else
-  constexpr bool kFast = false;
-#endif
   if (handover != Handover::kMbarrierIfSlow) return handover;
-  return kFast ? Handover::kBlockBarrier : Handover::kMbarrier;
+  return tile::kFastTensorCores ? Handover::kBlockBarrier : Handover::kMbarrier;
 }
 
 template <int kNumWarps, Handover kHandover, int kStages>
