@@ -16,7 +16,7 @@ from sass_model.devices import DEVICES
 from sass_model.kernels import cubins
 from sass_model.report import table
 from sass_model.sass import Flow, Instruction, copied_bytes, count, operations, parse
-from sass_model.simulate import simulate
+from sass_model.simulate import Event, simulate
 
 PAIRS = 64 * 64  # of a query and a key, that clocks are told of
 GPUS = ("L4", "RTX 4090")  # an L40S is as an L4 in clocks
@@ -33,10 +33,11 @@ class Tile:
     blocks: int
     # Steps between two that add to dQ, which then add that of all of them.
     dq_steps: int = 1
+    sharers: int = 1  # neighbouring warps that have the same keys
 
 
 # cuda/backward/wmma/traits.h, tests hold that; and flash_bwd_launch_template.h, for 99 KB.
-OURS = {64: Tile(128, 32, 4, 2, 2), 128: Tile(128, 32, 8, 1, 2), 256: Tile(64, 32, 8, 1)}
+OURS = {64: Tile(128, 32, 4, 2, 2), 128: Tile(128, 32, 8, 1, 2), 256: Tile(64, 32, 8, 1, 1, 2)}
 FLASH_ATTENTION_2 = {64: Tile(128, 64, 8, 1), 128: Tile(64, 64, 8, 1), 256: Tile(32, 64, 8, 1)}
 _OURS = re.compile(r"_ZN6dlattn13backward_wmma11keys_kernelI6__halfLi(\d+)E\w*")
 _FLASH_ATTENTION_2 = re.compile(
@@ -44,43 +45,129 @@ _FLASH_ATTENTION_2 = re.compile(
 )
 
 
+# Arrivals at mbarriers and waits for them, by opcode and byte from the first of them; a wait reads
+# the upper half. Those of cuda/backward/wmma/warp_keys.cuh, where a stage's byte is in a register,
+# and of shared_keys.cuh.
+_OWN_KEYS = {
+    ("ARRIVES", 0): "fill",
+    ("LDS", 4): "wait full",
+    ("ATOMS", 8): "release",
+    ("LDS", 12): "wait empty",
+    ("ATOMS", 32): "write dS",
+    ("LDS", 36): "wait for dS",
+    ("ATOMS", 40): "read dS",
+    ("LDS", 44): "wait for readers",
+}
+_SHARED_KEYS = {
+    ("ARRIVES", 0): "fill",
+    ("LDS", 4): "wait full",
+    ("ATOMS", 8): "read dO",
+    ("LDS", 12): "wait for readers of dO",
+    ("ATOMS", 16): "write dS",
+    ("LDS", 20): "wait for dS",
+    ("ATOMS", 24): "read dS",
+    ("LDS", 28): "wait for readers",
+}
+# Those of the steps that a loop is made of. Of two the first makes dQ. Copies are of the next step,
+# and go where those of the step before were.
+_Events = dict[str, Event]
+_OF_TWO_STEPS: tuple[_Events, ...] = (
+    {
+        "wait full": Event("full 0", waits=True, passes_before=1),
+        "wait for dS": Event("dS written", waits=True, passes_before=1),
+        "read dS": Event("dS read"),
+        "wait empty": Event("empty 1", waits=True, passes_before=1),
+        "fill": Event("full 1", copies=True),
+        "wait for readers": Event("dS read", waits=True),
+        "release": Event("empty 0"),
+    },
+    {
+        "wait full": Event("full 1", waits=True),
+        "wait empty": Event("empty 0", waits=True),
+        "fill": Event("full 0", copies=True),
+        "write dS": Event("dS written"),
+        "release": Event("empty 1"),
+    },
+)
+_OF_ONE_STEP: tuple[_Events, ...] = (
+    {
+        "wait full": Event("full", waits=True, passes_before=1),
+        "wait for readers": Event("dS read", waits=True, passes_before=1),
+        "write dS": Event("dS written"),
+        "read dO": Event("dO read"),
+        "wait for readers of dO": Event("dO read", waits=True),
+        "fill": Event("full", copies=True),
+        "wait for dS": Event("dS written", waits=True),
+        "read dS": Event("dS read"),
+    },
+)
+
+
+def _byte(i: Instruction) -> int | None:
+    found = re.search(r"(?:\[|\+)0x([0-9a-f]+)\]$", i.operands)
+    return int(found[1], 16) if found and not i.never_runs else None
+
+
+def _events_of(code: Sequence[Instruction], sharers: int) -> dict[int, str]:
+    """Arrivals and waits by address, none where there are no mbarriers."""
+    known = _OWN_KEYS if sharers == 1 else _SHARED_KEYS
+    at = [(i, byte) for i in code if (byte := _byte(i)) is not None]
+    first = min((byte for i, byte in at if i.name == "ARRIVES"), default=0)
+    kinds = {i.address: known.get((i.name, byte - first)) for i, byte in at}
+    return {address: kind for address, kind in kinds.items() if kind} if first else {}
+
+
 def _stored(block: Sequence[Instruction]) -> int:
     return sum(i.bytes_per_lane for i in block if i.name == "STS")
 
 
-def with_dq(block: list[Instruction]) -> tuple[int, ...]:
-    """All copies, stores and additions, and the least of everything else."""
-    return (copied_bytes(block), _stored(block), count(block, "RED"), -len(block))
-
-
-def without_dq(block: list[Instruction]) -> tuple[int, ...]:
-    """All copies and stores, no additions, and the least of everything else."""
-    return (copied_bytes(block), _stored(block), -count(block, "RED"), -len(block))
-
-
-def steps_of(listing: str, head_dim: int, tile: Tile) -> Path_:
-    """The code of `tile.dq_steps` steps. Raises ValueError if its products are not theirs."""
-    flow = Flow(parse(listing))
+def steps_of(listing: str, head_dim: int, tile: Tile) -> tuple[Path_, dict[int, Event]]:
+    """The code of `tile.dq_steps` steps, of which the first adds to dQ, and what instructions are
+    at mbarriers, by their places in it. Raises ValueError if its products are not theirs."""
+    instructions = parse(listing)
+    at_mbarriers = _events_of(instructions, tile.sharers)
+    flow = Flow(instructions)
     loop = flow.main_loop()
     code: Path_ = []
-    for score in (with_dq, *[without_dq] * (tile.dq_steps - 1)):
-        code += flow.instructions(flow.path([loop.header], loop.latches, set(loop.blocks), score))
+    events: dict[int, Event] = {}
+    for step in range(tile.dq_steps):
+        expected_events = (_OF_ONE_STEP if tile.dq_steps == 1 else _OF_TWO_STEPS)[step]
+        adds = 1 if step == 0 else -1
+
+        def score(
+            block: list[Instruction], own: _Events = expected_events, adds: int = adds
+        ) -> tuple[int, ...]:
+            """All copies and stores, additions to dQ or none, the step's own business at mbarriers
+            and no other, and the least of everything else."""
+            kinds = [at_mbarriers[i.address] for i in block if i.address in at_mbarriers]
+            right = sum(1 if kind in own else -1 for kind in kinds)
+            reds = adds * count(block, "RED")
+            return (copied_bytes(block), _stored(block), reds, right, -len(block))
+
+        blocks = flow.path([loop.header], loop.latches, set(loop.blocks), score)
+        path = flow.instructions(blocks)
+        if step > 0:  # a barrier under a condition is that of steps which add to dQ
+            path = [i for i in path if i.name != "BAR" or not i.predicate]
+        for place, i in enumerate(path, len(code)):
+            if event := expected_events.get(at_mbarriers.get(i.address, "")):
+                events[place] = event
+        code += path
     expected = tile.dq_steps * 10 * head_dim * tile.keys * tile.queries // tile.warps
     if operations(code) != expected:
         raise ValueError(f"{operations(code)} operations, the tile at {head_dim} takes {expected}")
-    return code
+    return code, events
 
 
 def _loops(
     binaries: Sequence[Path], symbols: re.Pattern[str], tiles: dict[int, Tile]
-) -> Iterator[tuple[int, Tile, Path_]]:
+) -> Iterator[tuple[int, Tile, Path_, dict[int, Event]]]:
     done = set()
     for binary in binaries:
         for symbol, listing in cubins.listings(binary):
             found = symbols.fullmatch(symbol)
             if found and (head_dim := int(found[1])) not in done:
                 done.add(head_dim)
-                yield head_dim, tiles[head_dim], steps_of(listing, head_dim, tiles[head_dim])
+                yield head_dim, tiles[head_dim], *steps_of(listing, head_dim, tiles[head_dim])
 
 
 def l2_bytes(head_dim: int, tile: Tile) -> float:
@@ -95,7 +182,7 @@ def document(ours: Sequence[Path], peers: Sequence[Path], about: dict[str, Any])
         ("wmma", ours, _OURS, OURS),
         ("FlashAttention-2", peers, _FLASH_ATTENTION_2, FLASH_ATTENTION_2),
     ):
-        for head_dim, tile, code in _loops(binaries, symbols, tiles):
+        for head_dim, tile, code, events in _loops(binaries, symbols, tiles):
             pairs = tile.keys * tile.queries * tile.dq_steps * tile.blocks
             entry: dict[str, Any] = {
                 "kernel": name,
@@ -113,8 +200,10 @@ def document(ours: Sequence[Path], peers: Sequence[Path], about: dict[str, Any])
                         DEVICES[gpu],
                         tile.blocks,
                         tile.warps,
+                        meeting=tile.sharers if events else tile.warps,
                         take_turns=turns,
                         mbarriers=False,
+                        events=events,
                     )
                     for turns in (False, True)
                 ]

@@ -13,6 +13,7 @@ Registers that they write are therefore tracked here, as the hardware of the slo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sass_model.devices import BARRIER_LATENCY, FENCE_STALL, SUB_PARTITIONS, Device, use_of
@@ -20,6 +21,16 @@ from sass_model.sass import Instruction, handovers
 
 PIPES = ("tensor", "mufu", "fma", "alu", "uniform", "memory")
 _NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Event:
+    """An arrival of a warp at one of several mbarriers of its block, or a wait for all warps'."""
+
+    name: str
+    waits: bool = False
+    passes_before: int = 0  # of a wait: how many passes ago warps arrived
+    copies: bool = False  # of an arrival: it counts once the warp's copies have landed
 
 
 @dataclass(frozen=True)
@@ -37,14 +48,24 @@ class Step:
     writes: tuple[int, ...]  # of a product
     kind: str  # "", "BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS", or one of handovers()
     outstanding: int = 0  # copies that a DEPBAR lets be
+    event: Event | None = None
 
 
-def prepare(code: list[Instruction], device: Device, mbarriers: bool = True) -> list[Step]:
-    """Looks up what each instruction needs on a device; `mbarriers`: whether the code has any."""
+def prepare(
+    code: list[Instruction],
+    device: Device,
+    mbarriers: bool = True,
+    events: Mapping[int, Event] | None = None,
+) -> list[Step]:
+    """Looks up what each instruction needs on a device.
+
+    `mbarriers`: whether the code has those of handovers(). `events`: what instructions are at
+    others, by their place in the code.
+    """
     tracked = {r for i in code for r in i.results}
     on_mbarriers = handovers(code) if mbarriers else {}
     steps = []
-    for i in code:
+    for place, i in enumerate(code):
         use = use_of(i, device)
         special = i.name in ("BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS") and not i.never_runs
         outstanding = int(i.operands.rsplit(",", 1)[-1], 16) if i.name == "DEPBAR" else 0
@@ -61,6 +82,7 @@ def prepare(code: list[Instruction], device: Device, mbarriers: bool = True) -> 
                 writes=i.results,
                 kind=on_mbarriers.get(i.address, i.name if special else ""),
                 outstanding=outstanding,
+                event=events.get(place) if events else None,
             )
         )
     return steps
@@ -81,6 +103,7 @@ class _Warp:
     # When, pass by pass, its copies of the next tile had landed, and it had released this one.
     fills: list[float] = field(default_factory=list)
     releases: list[float] = field(default_factory=list)
+    arrivals: dict[str, list[float]] = field(default_factory=dict)  # the same at others
 
 
 @dataclass(frozen=True)
@@ -131,6 +154,8 @@ class _Multiprocessor:
             t = max(t, *warp.groups[: len(warp.groups) - step.outstanding])
         if step.kind in ("full", "empty"):
             t = max(t, self._handed_over(step.kind, warp))
+        if step.event and step.event.waits:
+            t = max(t, self._arrived(step.event, warp))
         if step.pipe >= 0:
             memory = PIPES[step.pipe] == "memory"
             t = max(t, self.memory_free if memory else self.free[scheduler][step.pipe])
@@ -143,6 +168,14 @@ class _Multiprocessor:
             return 0.0
         done = [w.fills if kind == "full" else w.releases for w in self.block_of[warp.block]]
         return max(times[before] if before < len(times) else _NEVER for times in done)
+
+    def _arrived(self, event: Event, warp: _Warp) -> float:
+        """When all warps of the block have arrived in the pass that a wait is for."""
+        made = warp.issued // len(self.steps) - event.passes_before
+        if made < 0:
+            return 0.0
+        done = [w.arrivals.get(event.name, []) for w in self.block_of[warp.block]]
+        return max(times[made] if made < len(times) else _NEVER for times in done)
 
     def issue(self, scheduler: int, warp: _Warp, t: float) -> None:
         """Issues a warp's next instruction at a time."""
@@ -171,6 +204,10 @@ class _Multiprocessor:
             else:
                 warp.releases.append(done)
             self.wake = [min(at, done) for at in self.wake]
+        if step.event and not step.event.waits:
+            at = max(warp.copies, done) if step.event.copies else done
+            warp.arrivals.setdefault(step.event.name, []).append(at)
+            self.wake = [min(other, at) for other in self.wake]
         if step.write_scoreboard is not None and step.kind != "LDGDEPBAR":
             at = warp.scoreboards[step.write_scoreboard]
             warp.scoreboards[step.write_scoreboard] = max(at, done)
@@ -241,6 +278,7 @@ def simulate(
     meeting: int | None = None,
     take_turns: bool = False,
     mbarriers: bool = True,
+    events: Mapping[int, Event] | None = None,
     warm_up: int = 3,
     passes: int = 12,
 ) -> Run:
@@ -250,7 +288,7 @@ def simulate(
     ones that began at different times do. Counted is the time in which all warps run and make
     `passes` passes, after `warm_up` passes.
     """
-    steps = prepare(code, device, mbarriers)
+    steps = prepare(code, device, mbarriers, events)
     sm = _Multiprocessor(steps, device, blocks, warps, meeting or warps, take_turns)
     products = sum(s.clocks for s in steps if s.pipe == 0)
     alone = max(products, float(sum(s.stall for s in steps)))
