@@ -9,6 +9,13 @@ namespace dlattn::python {
 enum class Keys { kAsQueries, kEntries, kChosenEntries, kPages };
 
 Keys keys_of(const AttentionCall& call);
+
+// How q, k or v of a problem lie.
+struct QkvDims {
+  const char* names;
+  Dims at;   // the batch is none with variable length
+  int last;  // head_dim's
+};
 QkvDims cache_dims(Keys keys, Layout layout);
 
 // Refuses lists of lengths that a call must not have, and asks for those that it lacks.

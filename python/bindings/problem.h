@@ -9,6 +9,7 @@
 #include "framework.h"
 #include "options.h"
 #include "tensor.h"
+#include "tensor_checks.h"
 
 namespace dlattn::python {
 
@@ -48,19 +49,6 @@ void def_attention(nb::module_& module, CallFunction call);
 // The call of one of them with arguments by their names. Arguments that are not named have their
 // defaults, but for max_seqlen_k of attention_with_kvcache.
 AttentionCall call_of(Function function, const nb::dict& arguments);
-
-// Sizes of a tensor of the caller's.
-struct Shape {
-  int ndim = 0;
-  std::int64_t sizes[4] = {};
-};
-
-inline Shape shape_of(const Tensor& tensor) {  // of up to 4 dimensions
-  Shape shape;
-  shape.ndim = tensor.ndim;
-  for (int i = 0; i < tensor.ndim; ++i) shape.sizes[i] = tensor.shape[i];
-  return shape;
-}
 
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
@@ -112,52 +100,11 @@ const Tensor& import_tensor_to_write(nb::handle object, const char* name, const 
 // Takes in the memory that a caller gives for a plan's workspace.
 void read_workspace(nb::handle workspace, const Target& target, Problem* problem);
 
-// An int32 array of `count` numbers; -1: of any number of them, but not none.
-const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);
 // k_descale or v_descale: float32, of a shape that broadcasts to (batch_size, num_heads_kv).
 void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t num_heads_kv,
                    BasicTensorView<const float>* view);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);
-
-// Fill a view of a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q,
-// seqlen_k], and of one that is [num_heads] or [batch_size, num_heads]. A dimension of one element
-// has a stride of 0.
-void read_scores(const Tensor& tensor, const AttentionParams& params, TensorView* view);
-void read_by_head(const Tensor& tensor, const AttentionParams& params, TensorView* view);
-
-// Offsets of a (batch, seqlen, num_heads) tensor's dimensions in `layout`.
-struct Dims {
-  int batch, row, head;
-};
-Dims dims_of(Layout layout);
-const char* dims_text(Layout layout, bool listed = false);
-
-// Lets a view of the parameters be a tensor of rows of a head. With `listed` the tensor has no
-// dimension for the batch, and those of `at` are counted as if it had one.
-template <typename T>
-void set_view(const Tensor& tensor, const Dims& at, bool listed, BasicTensorView<T>* view) {
-  view->data = static_cast<T*>(tensor.data);
-  view->batch_stride = listed ? 0 : tensor.strides[at.batch];
-  view->row_stride = tensor.strides[at.row - listed];
-  view->head_stride = tensor.strides[at.head - listed];
-}
-
-// How q, k or v of a problem lie.
-struct QkvDims {
-  const char* names;
-  Dims at;   // the batch is none with variable length
-  int last;  // head_dim's
-};
-
-constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
-
-void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted);
-void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t accepted,
-                const char* reason);
-void check_rank(const Tensor& tensor, int ndim, const char* dims);
-void check_shape(const Tensor& tensor, const Shape& shape, const char* dims);
-void check_last_stride(const Tensor& tensor);
 
 }  // namespace dlattn::python
