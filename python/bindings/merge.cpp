@@ -41,7 +41,11 @@ std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Targe
 
 // A stacked tensor, or a tuple of the parts that are in the list now: a list may be changed by any
 // Python code that runs, and by other threads.
-nb::object hold_parts(nb::handle parts) {
+nb::object hold_parts(nb::handle parts, const char* name) {
+  if (PyIter_Check(parts.ptr()) || PyAnySet_Check(parts.ptr()) || PyDict_Check(parts.ptr())) {
+    wrong_type(name, " is of type ", type_text(parts),
+               "; accepted: a list or tuple of arrays, or one array with a dimension for them");
+  }
   if (!PyList_Check(parts.ptr()) && !PyTuple_Check(parts.ptr())) return nb::borrow(parts);
   nb::object held = nb::steal<nb::object>(guarded([&] { return PySequence_Tuple(parts.ptr()); }));
   if (!held.is_valid()) throw nb::python_error();
@@ -138,8 +142,8 @@ void set_results(const Tensor& out, const Tensor& lse, Merge* merge) {
 
 nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream) {
   const Layout parsed = parse_layout(layout);
-  const nb::object held_outs = hold_parts(outs);
-  const nb::object held_lses = hold_parts(lses);
+  const nb::object held_outs = hold_parts(outs, "outs");
+  const nb::object held_lses = hold_parts(lses, "lses");
   const nb::object first = first_part(held_outs);
   Target target = make_target(first, "outs");
   return run_on(target, stream, [&](const Target& settled, Held* held) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,15 @@ def test_merge_names_its_own_argument() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(dlattn.UnsupportedError, match=f"^outs: dtype is float8_e4m3fn; .* {WIDE}$"):
         dlattn.merge_states([X.astype(ml_dtypes.float8_e4m3fn)], [LSE])
+
+
+@pytest.mark.parametrize("parts", [iter([OUT]), {0: OUT}, map(abs, [OUT]), {1}])
+def test_merge_takes_no_iterator(parts: Any) -> None:
+    kind = re.escape(type(parts).__name__)
+    with pytest.raises(TypeError, match=f"^outs is of type {kind}; accepted: a list or tuple of"):
+        dlattn.merge_states(parts, [LSE])
+    with pytest.raises(TypeError, match=f"^lses is of type {kind}; accepted: a list or tuple of"):
+        dlattn.merge_states([OUT], parts)
 
 
 class Unread:
