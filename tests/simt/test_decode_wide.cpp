@@ -171,8 +171,8 @@ std::vector<DividedCase> cases() {
        latent({{70, 33}, 16})},
       {wide({1, 120, 576, kFull, 2, 1, Layout::kBshd, 0, 1}, 512, [](Case& c) { c.rise = 4.0; }),
        latent({{120}, 64})},
-      {wide({1, 120, 576, kFull, 2, 1, Layout::kBshd, 0, 1}, 512, [](Case& c) { c.rise = -1e9; }),
-       latent({{120}, 64})},
+      {wide({1, 140, 576, kFull, 2, 1, Layout::kBshd, 0, 1}, 512, [](Case& c) { c.rise = -30.0; }),
+       latent({{140}, 64})},
   };
 }
 
