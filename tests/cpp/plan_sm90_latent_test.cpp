@@ -50,6 +50,23 @@ void served() {
   CHECK_EQ(dlattn::plan(p, h200, force("sm90_latent")).grid, 2 * 66);
 }
 
+// Row blocks side by side are a cluster's; so are two parts of others.
+void clusters() {
+  const auto plan_of = [](std::int64_t batch, std::int64_t heads) {
+    return dlattn::plan(latents(batch, 4096, heads), h200, force("sm90_latent"));
+  };
+  CHECK_EQ(plan_of(64, 128).cluster_size, 2);
+  CHECK_EQ(plan_of(64, 128).grid, 132);
+  CHECK_EQ(plan_of(64, 16).cluster_size, 2);
+  CHECK_EQ(plan_of(64, 192).cluster_size, 2);
+  Options options = force("sm90_latent");
+  options.num_splits = 3;
+  CHECK_EQ(dlattn::plan(latents(64, 4096, 16), h200, options).cluster_size, 1);
+  CHECK_EQ(dlattn::plan(latents(64, 4096, 128), h200, options).cluster_size, 2);
+  options.num_splits = 0, options.allow_workspace = false;
+  CHECK_EQ(dlattn::plan(latents(64, 4096, 16), h200, options).cluster_size, 1);
+}
+
 void divisions() {
   Options options = force("sm90_latent");
   options.allow_workspace = false;
@@ -104,6 +121,7 @@ void refusals() {
 
 int main() {
   served();
+  clusters();
   divisions();
   refusals();
   return test::summary();

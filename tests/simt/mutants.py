@@ -3,7 +3,8 @@
 Every ``__syncthreads()``, ``__syncwarp()``, bar.sync and cp.async wait of each kernel family (its
 kernels and what these include) is removed in turn, every such wait made one group short, the same
 for what orders asynchronous copies and products on Hopper, and the bugs of seed_bugs.py,
-append_bugs.py, cache_bugs.py, decode_bugs.py, backward_bugs.py and large_head_bugs.py are put back.
+append_bugs.py, cache_bugs.py, decode_bugs.py, backward_bugs.py, large_head_bugs.py and
+latent_bugs.py are put back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from backward_bugs import BACKWARD_BUGS
 from cache_bugs import CACHE_BUGS
 from decode_bugs import DECODE_BUGS
 from large_head_bugs import LARGE_HEAD_BUGS
+from latent_bugs import LATENT_BUGS
 from markers import marked
 from seed_bugs import SEED_BUGS, SeedBug
 
@@ -53,6 +55,7 @@ FAMILIES = {
     "backward_wmma": "backward/wmma/launch.cuh",
 }
 BUGS = SEED_BUGS + APPEND_BUGS + CACHE_BUGS + DECODE_BUGS + BACKWARD_BUGS + LARGE_HEAD_BUGS
+BUGS += LATENT_BUGS
 
 # Changes (pattern, replacement) that are made wherever the pattern occurs.
 SYNCHRONISATION = {

@@ -21,11 +21,12 @@ namespace latent = dlattn::sm90_latent;
 template <typename T>
 void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
                  const simt::Tensors<T>& tensors, simt::Schedule schedule) {
-  const latent::DecodeShape shape = latent::make_decode_shape(params, plan);
+  const latent::DecodeShape shape = latent::decode_shape(params, plan);
   const latent::KeyBoxes boxes = latent::key_boxes(params);
   const latent::KernelArgs args = {simt::encode(boxes.box), boxes.page_rows};
   simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
+  threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   simt::start_early(&threads, tensors);
   simt::launch(threads, [&] { latent::kernel<T>(params, shape, args); });
   if (shape.whole) return;
@@ -62,7 +63,10 @@ void run(simt::Tests& tests, const DividedCase& d, int blocks, const char* filte
   const std::vector<std::string> refusals = dlattn::core::refusals(params, simt::hopper(), options);
   if (!refusals.empty()) simt::die("%s: %s", name.c_str(), refusals[0].c_str());
   dlattn::Plan plan = dlattn::core::make_plan(params, simt::hopper(), options);
-  plan.grid = blocks ? blocks : std::min<std::int64_t>(plan.grid, 2);
+  const bool pairs = latent::are_side_by_side(params);
+  plan.grid = (blocks ? blocks : 2) * (pairs ? 2 : 1);
+  const bool evenly = blocks && !d.num_splits && !d.split_size;
+  plan.cluster_size = pairs || (evenly && blocks % 2 == 0) ? 2 : 1;
   if (d.num_splits == 0 && d.split_size == 0) plan.num_splits = blocks ? 2 : 1;
   const std::int64_t bytes =
       latent::workspace_map(params.batch_size, latent::num_parts(params, plan), plan.block_m,
@@ -129,6 +133,15 @@ std::vector<DividedCase> cases() {
        {2},
        0,
        128},
+      // Two parts of each row block, of one and none, of equal lengths that the host knows.
+      {wide({1, 300, 576, kCausal, 40, 1, Layout::kBshd, 0, 2}, 512,
+            [](Case& c) { c.sinks = true; }),
+       latents({{300, 290}, 64}),
+       {4}},
+      {wide({1, 300, 576, kFull, 4, 1, Layout::kBshd, 0, 2}, 264), latents({{150, 300}, 64}), {4}},
+      {wide({1, 200, 576, kFull, 4, 1, Layout::kBshd, 0, 2}),
+       latents({{200, 200}, 8, {}, {}, false}),
+       {4}},
       // So many parts that groups of threads share them.
       {wide({1, 600, 576, kFull, 3, 1, Layout::kBshd, 0, 1}), latents({{600}, 64}), {10}},
       // Windows and sinks, row maxima that a later tile raises.

@@ -30,6 +30,17 @@ inline KeyBoxes key_boxes(const AttentionParams& p) {
   return boxes;
 }
 
+// Row blocks that come in pairs are a cluster's, side by side, which then share their keys' way
+// from L2; others' keys are divided among the blocks of a cluster where that is possible.
+inline bool are_side_by_side(const AttentionParams& p) {
+  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  return (rows + kBlockM - 1) / kBlockM % 2 == 0;
+}
+inline DecodeShape decode_shape(const AttentionParams& p, const Plan& plan) {
+  return make_decode_shape(p, plan,
+                           are_side_by_side(p) ? ClusterUse::kSideBySide : ClusterUse::kJoin);
+}
+
 // How many thread blocks of the combine kernel share a row block, each of which has some columns of
 // a row at least: as many in all as the SMs of the kernel before hold at once. Most of them often
 // have nothing to do, and more would only let them wait for each other.

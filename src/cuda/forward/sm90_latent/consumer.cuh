@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/forward/sm90_latent/join.cuh"
 #include "cuda/forward/sm90_latent/products.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -41,7 +42,7 @@ struct Consumer {
       const int num_rows = lengths.rows(shape);
       load_queries(segment, mask, num_rows);
       attend(segment, mask, num_rows);
-      store(segment, mask, num_rows);
+      store(segment, mask, num_rows, units.joined());
     }
   }
 
@@ -137,20 +138,28 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release(int owner) const {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.empty(owner, consumer));
+    // To the copying warps of both blocks that the columns come to. An arrival at the own block's
+    // barrier by the way to others would be late.
+    const unsigned lane = threadIdx.x % 32;
+    const ptx::SmemAddress empty = shared.empty(owner, consumer);
+    if (lane == 0) ptx::mbarrier_arrive(empty);
+    if (lane == 1 && shape.pair_log2 > 0) ptx::mbarrier_arrive_at_block(empty, 1 - blockIdx.x % 2);
   }
 
   // Stores the rows' results, or where they are of some keys alone, leaves them in the workspace,
   // relative to row maxima in base 2.
-  __device__ __forceinline__ void store(const Segment& segment, const KeyMask& mask, int num_rows) {
+  __device__ __forceinline__ void store(const Segment& segment, const KeyMask& mask, int num_rows,
+                                        bool joined) {
     add_sums();
+    if (joined) join(segment, num_rows);
     const tile::wgmma::ThreadIndex thread;
     const bool is_first = consumer == 0 && thread.lane % 4 == 0;
+    const int kept = joined ? Join::rank() : 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = segment.row_block * kBlockM + row_of_block(h);
-      const bool exists = row < num_rows;
-      if (segment.is_complete()) {
+      const int row = segment.row_block * kBlockM + row_of_block(h ^ kept);
+      const bool exists = row < num_rows && !(joined && h > 0);
+      if (segment.is_complete() || joined) {
         const int heads = static_cast<int>(shape.packed_heads.divisor());
         const int last = min(row, num_rows - 1), query = mask.query(last);
         const ResultRow<T> to(params, segment.sequence,
@@ -176,6 +185,50 @@ struct Consumer {
       }
     }
   }
+
+  // Joins the part with that of the cluster's other block, which has the rest of the keys, of the
+  // warps whose rows exist. What a lane keeps is its first row then.
+  __device__ __forceinline__ void join(const Segment& segment, int num_rows) {
+    constexpr int kGroups = kHalf / 16;
+    const tile::wgmma::ThreadIndex thread;
+    const bool exists = segment.row_block * kBlockM + thread.warp * 16 < num_rows;
+    const Join join{static_cast<int>(threadIdx.x) - kWarpgroupThreads, Shared::kMap.stages,
+                    shared.join_ready(), shared.joined()};
+    join.begin(exists ? kGroups + 1 : 0);
+    if (!exists) return;  // in both
+    join.wait_ready();
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = 8 * i + e / 2 * 4 + e % 2;
+        x[e] = Join::given(acc_o[at], acc_o[at + 2]);
+      }
+      join.give(i, x);
+    }
+    const float stats[4] = {Join::given(softmax[0].row_max, softmax[1].row_max),
+                            Join::given(softmax[0].row_sum, softmax[1].row_sum)};
+    join.give(kGroups, stats);
+    join.wait_brought();
+    tile::OnlineSoftmax& row = softmax[0];
+    row.row_max = Join::kept(row.row_max, softmax[1].row_max);
+    row.row_sum = Join::kept(row.row_sum, softmax[1].row_sum);
+    float x[4];
+    join.get(kGroups, x);
+    const float factor = row.raise_max(x[0], scale()), weight = row.probability(x[0], scale());
+    row.row_sum = fmaf(weight, x[1], row.row_sum);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      join.get(i, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = 8 * i + e / 2 * 4 + e % 2;
+        acc_o[at] = fmaf(weight, x[e], factor * Join::kept(acc_o[at], acc_o[at + 2]));
+      }
+    }
+  }
+  using Join = Exchange<kConsumers * kWarpgroupThreads>;
 
   // Makes row_sum that of all tiles, the same in both consumers.
   __device__ __forceinline__ void add_sums() {

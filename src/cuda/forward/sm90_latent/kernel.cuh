@@ -23,11 +23,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ DecodeShape shape, const __grid_constant__ KernelArgs args) {
   const Shared shared{ptx::smem_address(ptx::dynamic_smem())};
-  shared.init();
+  shared.init(shape);
   begin_access();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kProducerRegisters>();
-    if (threadIdx.x < 32) Producer{params, shape, args, shared}.run();
+    if (threadIdx.x < 32) Producer<WideStages>{params, shape, args, {shared}}.run();
   } else {
     ptx::raise_registers<kConsumerRegisters>();
     // The same in all lanes, and by this the compiler knows.
@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
     Consumer<T>(params, shape, shared, warpgroup - 1).run();
   }
+  // The cluster's other block copies to this one, and arrives at its barriers, until its own end.
+  ptx::cluster_leave();
 }
 
 template <typename T>

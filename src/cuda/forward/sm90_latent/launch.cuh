@@ -13,9 +13,9 @@ void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launc
   const cuda::DeviceGuard device(params.device.index, "sm90_latent");
   const KeyBoxes boxes = key_boxes(params);
   const KernelArgs args = {cuda::encode_tensor_map(device, boxes.box, dtype), boxes.page_rows};
-  cuda::launch_kernel<kernel<cuda::Element<dtype>>>(device, plan.grid, plan.num_warps * 32,
-                                                    plan.smem_bytes, stream, params,
-                                                    make_decode_shape(params, plan), args);
+  cuda::launch_clusters<kernel<cuda::Element<dtype>>>(device, plan.grid, plan.cluster_size,
+                                                      plan.num_warps * 32, plan.smem_bytes, stream,
+                                                      params, decode_shape(params, plan), args);
 }
 
 }  // namespace dlattn::sm90_latent
@@ -28,7 +28,7 @@ void launch(const CombineTask& task, const Plan& plan, const Launch& launch, voi
   const cuda::DeviceGuard device(params.device.index, "sm90_latent");
   cuda::launch_kernel<combine_kernel<cuda::Element<dtype>>>(
       device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params,
-      make_decode_shape(params, plan), combine_grid(params, plan));
+      decode_shape(params, plan), combine_grid(params, plan));
 }
 
 }  // namespace dlattn::sm90_latent::combine

@@ -53,12 +53,18 @@ bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
                 core::kMaxSeqlen);
 }
 
-// A block, of which an SM holds one, and what a problem takes on it. Times are an H200's.
-BlockModel block_model(const AttentionParams& p, const DeviceInfo& device) {
+// How many row blocks a cluster has side by side.
+int side_by_side(const AttentionParams& p, const DeviceInfo& device) {
+  return are_side_by_side(p) && device.num_sms > 1 ? 2 : 1;
+}
+
+// A block, of which an SM holds one, or a cluster of them, and what a problem takes on it. Times
+// are an H200's.
+BlockModel block_model(const AttentionParams& p, const DeviceInfo& device, int side_by_side) {
   // Keys come more slowly from memory than it could give them.
   constexpr double kBehindMemory = 1.1;
   BlockModel model;
-  model.block_m = kBlockM;
+  model.block_m = kBlockM * side_by_side;
   model.block_n = kBlockN;
   model.most_keys = tile::kMostKeys;
   model.first = 9000.0;
@@ -66,7 +72,7 @@ BlockModel block_model(const AttentionParams& p, const DeviceInfo& device) {
   model.per_key = 36.0;  // where its columns are in L2
   model.combine = 2500.0;
   const int heads = static_cast<int>(p.num_heads / p.num_heads_kv);
-  model.keys = std::max(cost::walk(p, kBlockM, heads).mean, 1.0);
+  model.keys = std::max(cost::walk(p, model.block_m, heads).mean, 1.0);
   // V is read with K.
   model.least = kBehindMemory * cost::keys_ns(p, device) * static_cast<double>(p.head_dim) /
                 static_cast<double>(p.head_dim + p.head_dim_v);
@@ -99,7 +105,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (options.batch_invariant && options.kernel == core::kAuto)
     return refuse(why, "does not run with batch_invariant unless it is named");
   if (!accepts(p, *plan, why)) return false;
-  const WorkPartition partition(p, device, block_model(p, device));
+  const int side_by_side = sm90_latent::side_by_side(p, device);
+  DeviceInfo clusters = device;
+  clusters.num_sms /= side_by_side;
+  const WorkPartition partition(p, clusters, block_model(p, device, side_by_side));
   const Choice choice = fastest(partition, options);
   if (partition.most_units() >= static_cast<double>(core::kMaxGrid))
     return refuse(why, "has 2^31 tiles of keys");
@@ -109,7 +118,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->packed_heads = static_cast<int>(p.num_heads / p.num_heads_kv);
   cost::set_tile(p, tile_config(tile), plan);
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
-  plan->grid = empty ? 0 : choice.grid;
+  plan->grid = empty ? 0 : choice.grid * side_by_side;
+  const Division& division = choice.division;
+  const bool evenly = !division.whole && division.num_splits == 0 && division.split_size == 0;
+  plan->cluster_size = side_by_side == 2 || (evenly && plan->grid % 2 == 0) ? 2 : 1;
   plan->predicted_ns = choice.ns;
   plan->num_splits = static_cast<int>(choice.num_splits);
   plan->fixed_splits = options.num_splits > 0;

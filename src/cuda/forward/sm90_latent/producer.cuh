@@ -7,17 +7,23 @@
 
 namespace dlattn::sm90_latent {
 
-// One warp that copies all keys of the block, as the columns of stages become free. Each lane
-// copies boxes of a page, which it looks up before it waits.
+// A lane's box of a tile: rows of a page, from `row` of the tile on, unless it is beyond them.
+struct LaneBox {
+  tile::VarlenBoxes box;
+  int row;
+
+  __device__ __forceinline__ bool exists() const { return row < kBlockN; }
+};
+
+// One warp that copies all keys of the block. Each lane copies boxes of a page, which it looks up
+// before it waits. Stages: where they go, a tile at a time.
+template <typename Stages>
 struct Producer {
   const AttentionParams& params;
   const DecodeShape& shape;
   const KernelArgs& args;
-  const Shared shared;
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  Stages stages;
   const int box_rows = cuda::page_box_rows(params, kBlockN);
-  const int lane_row = lane * box_rows;  // its box's first row of a tile, if below kBlockN
-  unsigned use = 0;
 
   static_assert(kBlockN / 8 <= 32, "a lane for each box");
 
@@ -37,26 +43,41 @@ struct Producer {
   __device__ __forceinline__ void copy_keys(const Segment& segment) {
     const Lengths lengths(params, segment.sequence);
     const tile::CacheSource source(params, segment.sequence);
-    const int first = segment.row_block * kBlockM;
+    // The rows of all blocks of the cluster, which copy for each other.
+    const int rows = kBlockM << shape.pair_log2, first = segment.row_block * kBlockM & -rows;
     const tile::Range seen =
-        lengths.mask(params, shape).any_row(first, min(first + kBlockM, lengths.rows(shape)) - 1);
+        lengths.mask(params, shape).any_row(first, min(first + rows, lengths.rows(shape)) - 1);
 #pragma unroll 1
-    for (int i = 0; i < segment.count; ++i, ++use) {
-      tile::VarlenBoxes box{};
-      if (lane_row < kBlockN) {
-        const int key = (segment.tile + i) * kBlockN + lane_row;
-        box = tile::page_box_of(source, seen, segment.head_kv, lengths.seqlen_k, key, box_rows,
-                                args.page_rows);
+    for (int i = 0; i < segment.count; ++i) {
+      LaneBox box{{}, static_cast<int>(threadIdx.x % 32) * box_rows};
+      if (box.exists()) {
+        const int key = (segment.tile + i) * kBlockN + box.row;
+        box.box = tile::page_box_of(source, seen, segment.head_kv, lengths.seqlen_k, key, box_rows,
+                                    args.page_rows);
       }
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) copy_columns(box, c);
+      stages.copy(shape, args, box);
     }
   }
+};
 
-  // The lane's box of the columns that a consumer has freed.
-  __device__ __forceinline__ void copy_columns(const tile::VarlenBoxes& box, int consumer) const {
+// The two stages that consumers share.
+struct WideStages {
+  const Shared shared;
+  unsigned use = 0;
+
+  __device__ __forceinline__ void copy(const DecodeShape& shape, const KernelArgs& args,
+                                       const LaneBox& box) {
+#pragma unroll
+    for (int c = 0; c < kConsumers; ++c) copy_columns(shape, args, box, c);
+    ++use;
+  }
+
+ private:
+  // The columns that a consumer has freed.
+  __device__ __forceinline__ void copy_columns(const DecodeShape& shape, const KernelArgs& args,
+                                               const LaneBox& box, int consumer) const {
     const int owner = Shared::owner(use);
-    if (lane == 0) {
+    if (threadIdx.x % 32 == 0) {
       shared.wait_empty(owner, use, consumer);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
@@ -65,13 +86,22 @@ struct Producer {
       }
     }
     __syncwarp();  // they are free, and their barriers expect the boxes
-    if (lane_row >= kBlockN) return;
+    if (!box.exists()) return;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      if (Shared::user(owner, block) == consumer) {
-        box.load(shared.block(owner, block) + lane_row * kBlockRowBytes, args.k,
-                 shared.full(owner, block), block * kBlockColumns, 0);
-      }
+      if (Shared::user(owner, block) == consumer) copy_block(shape, args, box, owner, block);
+    }
+  }
+
+  // Where row blocks are side by side, each thread block copies every other block of columns to
+  // both.
+  __device__ __forceinline__ void copy_block(const DecodeShape& shape, const KernelArgs& args,
+                                             const LaneBox& box, int owner, int block) const {
+    const ptx::SmemAddress to = shared.block(owner, block) + box.row * kBlockRowBytes;
+    if (shape.pair_log2 == 0) {
+      box.box.load(to, args.k, shared.full(owner, block), block * kBlockColumns, 0);
+    } else if (block % 2 == static_cast<int>(rank_in_pair(shape))) {
+      box.box.load_to_pair(to, args.k, shared.full(owner, block), block * kBlockColumns, 0);
     }
   }
 };

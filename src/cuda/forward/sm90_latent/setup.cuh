@@ -2,6 +2,7 @@
 
 #include "cuda/forward/sm90_latent/traits.h"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/key_parts/schedule.cuh"
@@ -9,7 +10,7 @@
 // Shared by producer and consumers: the tensor map, shared memory and the barriers between them.
 namespace dlattn::sm90_latent {
 
-using Schedule = DecodeSchedule<kBlockM, kBlockN>;
+using Schedule = DecodeSchedule<kBlockM, kBlockN, true>;
 
 // The arguments that a launch passes beside the parameters.
 struct KernelArgs {
@@ -53,6 +54,11 @@ struct Shared {
   __device__ __forceinline__ ptx::SmemAddress empty(int owner, int consumer) const {
     return base + kMap.empty + (owner * kConsumers + consumer) * ptx::kMbarrierBytes;
   }
+  // The cluster's other block has no more use for its stages; has brought its part to these.
+  __device__ __forceinline__ ptx::SmemAddress join_ready() const { return base + kMap.join; }
+  __device__ __forceinline__ ptx::SmemAddress joined() const {
+    return base + kMap.join + ptx::kMbarrierBytes;
+  }
   __device__ __forceinline__ void wait_full(int owner, unsigned use, int block) const {
     ptx::mbarrier_sleep(full(owner, block), parity(use));
   }
@@ -69,8 +75,9 @@ struct Shared {
     return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.row_sum) + consumer * kBlockM;
   }
 
-  // By all threads of the block, before anything else: consumers free columns warp by warp.
-  __device__ __forceinline__ void init() const {
+  // By all threads of the cluster, before anything else: consumers free columns warp by warp.
+  __device__ __forceinline__ void init(const DecodeShape& shape) const {
+    constexpr int kWarps = kWarpgroupThreads / 32;
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
@@ -78,11 +85,13 @@ struct Shared {
         for (int i = 0; i < kBlocks; ++i) ptx::mbarrier_init(full(stage, i), 1);
 #pragma unroll
         for (int c = 0; c < kConsumers; ++c)
-          ptx::mbarrier_init(empty(stage, c), kWarpgroupThreads / 32);
+          ptx::mbarrier_init(empty(stage, c), kWarps << shape.pair_log2);
       }
+      ptx::mbarrier_init(join_ready(), kConsumers * kWarps);
+      ptx::mbarrier_init(joined(), kConsumers * kWarps);
       ptx::fence_mbarrier_init();
     }
-    __syncthreads();
+    ptx::cluster_sync();
   }
 };
 

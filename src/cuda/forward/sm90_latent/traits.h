@@ -38,6 +38,7 @@ struct SmemMap {
   int stages;   // behind Q
   int full;     // mbarriers [kStages][kBlocks]: the block's columns are there
   int empty;    // mbarriers [kStages][kConsumers]: the consumer's columns may be overwritten
+  int join;     // mbarriers: the other block of the cluster takes, and has brought its part
   int row_max;  // [kConsumers][kBlockM] floats
   int row_sum;  // the same
   int total;
@@ -48,7 +49,8 @@ constexpr SmemMap smem_map() {
   map.stages = kTileBytes;
   map.full = map.stages + kStages * kTileBytes;
   map.empty = map.full + kStages * kBlocks * 8;
-  map.row_max = map.empty + kStages * kConsumers * 8;
+  map.join = map.empty + kStages * kConsumers * 8;
+  map.row_max = map.join + 2 * 8;
   map.row_sum = map.row_max + kConsumers * kBlockM * 4;
   map.total = map.row_sum + kConsumers * kBlockM * 4;
   return map;

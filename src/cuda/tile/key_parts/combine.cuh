@@ -37,22 +37,28 @@ struct PartsOfRow {
   unsigned first = 0, end = 0;  // by thread block, or by unit if own
   unsigned per = 1, start = 0;  // as part_of() counts
   int row_of_block = 0;
+  int pair_log2 = 0, rank = 0;  // of row blocks side by side
 
-  template <int kBlockM, int kBlockN>
+  template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
                                                   const DecodeShape& shape,
                                                   const CombinedRow& row) {
     constexpr int kBegin = fixed_overhead_tiles(kBlockN);
     PartsOfRow parts;
     WrittenSchedule schedule(params, shape, row.sequence);
-    const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
+    const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN, kPairs>(params, shape, row.sequence);
     if (row.query >= Lengths(params, row.sequence).seqlen_q) {
       parts.is_done = true;
     } else if (blocks.tiles > 0) {
       const int heads = static_cast<int>(shape.packed_heads.divisor());
       const int head_kv = row.head / heads;
       const int row_of_head = row.query * heads + row.head - head_kv * heads;
-      const int row_block = row_of_head / kBlockM;
+      int row_block = row_of_head / kBlockM;
+      if constexpr (kPairs) {
+        parts.pair_log2 = shape.pair_log2;
+        parts.rank = row_block & ((1 << parts.pair_log2) - 1);
+        row_block >>= parts.pair_log2;
+      }
       schedule.set_blocks(params, shape, blocks, row.sequence, kBegin);
       parts.own = by_parts(shape, schedule.part_tiles);
       parts.per = parts.own ? 1 : per_block(schedule.total, shape.num_blocks);
@@ -63,6 +69,10 @@ struct PartsOfRow {
       parts.first = parts.start / parts.per;
       parts.end = (begin + schedule.of_block - 1) / parts.per + 1;
       parts.is_done = parts.end - parts.first == 1;
+      if constexpr (kPairs) {
+        parts.is_done =
+            parts.is_done || is_joined(shape, schedule.part_tiles, schedule.of_block, begin);
+      }
       parts.row_of_block = row_of_head % kBlockM;
     }
     return parts;
@@ -71,7 +81,7 @@ struct PartsOfRow {
   template <int kBlockM>
   __device__ __forceinline__ std::int64_t at(unsigned i) const {
     const unsigned part = own ? i : part_of(i, per, start);
-    return std::int64_t{part} * kBlockM + row_of_block;
+    return std::int64_t{(part << pair_log2) + static_cast<unsigned>(rank)} * kBlockM + row_of_block;
   }
 };
 
@@ -180,7 +190,7 @@ __device__ __forceinline__ void combine_row_block(const AttentionParams& params,
     return CombinedRow(sequence, first_head + first_row + i - query * heads, query);
   };
   if (!shape.uniform) ptx::wait_for_grids_ahead();
-  PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row(0));
+  PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN, true>(params, shape, row(0));
   if (shape.uniform) ptx::wait_for_grids_ahead();
   if (parts.is_done) return;
   const int num_rows = min(Lengths(params, sequence).rows(shape) - first_row, kBlockM);

@@ -53,13 +53,14 @@ __device__ __forceinline__ bool by_parts(const DecodeShape& shape, int part_tile
   return is_split(shape) || part_tiles > 0;
 }
 
-// The row blocks of a sequence.
+// The row blocks of a sequence. kPairs: the blocks of a cluster may have one each, side by side
+// (DecodeShape::pair_log2), which count as one here.
 struct RowBlocks {
   int of_head;  // of each KV head
   int tiles;    // of keys, the same for all of them
   int first_tile;
 
-  template <int kBlockM, int kBlockN>
+  template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
                                                  int sequence) {
     const Lengths lengths(p, sequence);
@@ -68,6 +69,8 @@ struct RowBlocks {
         tiles_of(lengths.mask(p, shape).any_row(0, max(rows - 1, 0)), kBlockN);
     RowBlocks blocks{};
     blocks.of_head = (rows + kBlockM - 1) / kBlockM;
+    if constexpr (kPairs)
+      blocks.of_head = (blocks.of_head + (1 << shape.pair_log2) - 1) >> shape.pair_log2;
     blocks.tiles = rows > 0 ? max(tiles.end - tiles.begin, 0) : 0;
     blocks.first_tile = tiles.begin;
     return blocks;
@@ -117,6 +120,18 @@ __device__ __forceinline__ unsigned rank_in_cluster(const DecodeShape& shape) {
   return blockIdx.x & ((1u << shape.cluster_log2) - 1);
 }
 
+// Whether the two parts of a row block, with that unit the first, are a cluster's, which joins
+// them.
+__device__ __forceinline__ bool is_joined(const DecodeShape& shape, int part_tiles, unsigned units,
+                                          unsigned first) {
+  return shape.joins && !is_split(shape) && part_tiles > 0 && units == 2 && first % 2 == 0;
+}
+
+// Which of the row blocks side by side is the caller's.
+__device__ __forceinline__ unsigned rank_in_pair(const DecodeShape& shape) {
+  return blockIdx.x & ((1u << shape.pair_log2) - 1);
+}
+
 // Where part `block` of a row block goes whose first tile is unit `start`: a thread block has at
 // most one that began before its own units, and one that goes on behind them.
 __device__ __forceinline__ unsigned part_of(unsigned block, unsigned per_block, unsigned start) {
@@ -157,7 +172,7 @@ struct WrittenSchedule {
 //
 // Almost all of it runs once or twice a call, on instructions that other kernels and gigabytes of
 // keys have driven out of every cache since: each function below is called in one place.
-template <int kBlockM, int kBlockN>
+template <int kBlockM, int kBlockN, bool kPairs = false>
 class DecodeSchedule {
  public:
   static constexpr int kBegin =
@@ -170,7 +185,7 @@ class DecodeSchedule {
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
     const unsigned total = count();
     const unsigned per = per_block(total, shape.num_blocks);
-    unit_ = min(cluster_or_block(shape) * per, total);
+    unit_ = min(index() * per, total);
     end_ = min(unit_ + per, total);
   }
 
@@ -189,6 +204,10 @@ class DecodeSchedule {
     shape_.starts[sequences()] = before;
     shape_.starts[sequences() + 1] = static_cast<unsigned>(part_tiles_);
   }
+
+  // Whether the last segment is to be joined with the part that the cluster's other block has,
+  // which is all the rest.
+  __device__ __forceinline__ bool joined() const { return joined_; }
 
   // The next segment, or none.
   __device__ __forceinline__ Segment next() {
@@ -221,21 +240,31 @@ class DecodeSchedule {
       begin = blocks_.origin(shape_) + static_cast<int>(unit) * each;
       end = begin + each;
       segment->part = static_cast<int>(unit_);
+      if constexpr (kPairs) joined_ = is_joined(shape_, part_tiles_, units, unit_ - unit);
     } else {
       count = min(units - unit, end_ - unit_);
       begin = blocks_.first_tile + static_cast<int>(unit) - kBegin;
       end = begin + static_cast<int>(count);
       // As part_of() tells: what a block does not begin, began before its own.
       const bool begins = begin <= blocks_.first_tile;
-      segment->part = static_cast<int>(2 * blockIdx.x + (begins ? 1 : 0));
+      segment->part = static_cast<int>(2 * (kPairs ? index() : blockIdx.x) + (begins ? 1 : 0));
     }
     segment->tile = max(begin, blocks_.first_tile);
     segment->count = min(end, blocks_.end()) - segment->tile;
     if (segment->count == blocks_.tiles) segment->part = -1;
-    if constexpr (ptx::kClusters) {
+    if constexpr (kPairs) {
+      const int log2 = shape_.pair_log2, rank = static_cast<int>(rank_in_pair(shape_));
+      segment->row_block = (segment->row_block << log2) + rank;
+      if (segment->part >= 0) segment->part = (segment->part << log2) + rank;
+    } else if constexpr (ptx::kClusters) {
       if (shape_.cluster_log2 > 0) share_out(segment);
     }
     unit_ += count;
+  }
+
+  // Which of those among whom units are divided.
+  __device__ __forceinline__ unsigned index() const {
+    return kPairs ? blockIdx.x >> shape_.pair_log2 : cluster_or_block(shape_);
   }
 
   // A whole row block's tiles among the blocks of the cluster: what this one has of them, which may
@@ -250,7 +279,7 @@ class DecodeSchedule {
 
   __device__ __forceinline__ int sequences() const { return static_cast<int>(p_.batch_size); }
   __device__ __forceinline__ RowBlocks of(int sequence) const {
-    return RowBlocks::of<kBlockM, kBlockN>(p_, shape_, sequence);
+    return RowBlocks::of<kBlockM, kBlockN, kPairs>(p_, shape_, sequence);
   }
   __device__ __forceinline__ unsigned units(const RowBlocks& blocks) const {
     return blocks.count(p_) *
@@ -333,6 +362,7 @@ class DecodeSchedule {
   const DecodeShape& shape_;
   const int lane_;
   int part_tiles_ = 0;
+  bool joined_ = false;
   unsigned unit_ = 0, end_ = 0;
   int sequence_ = -1;    // none yet
   unsigned before_ = 0;  // units of the sequences before

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "core/problem/positions.h"
 #include "core/problem/tensor_sizes.h"
@@ -32,6 +33,12 @@ struct DecodeShape : LaunchShape {
   float* outs;
   // Thread blocks of a cluster, which have a row block's keys together: 1 << cluster_log2.
   int cluster_log2;
+  // Thread blocks of a cluster that have a row block each, side by side, and the same keys: 1 <<
+  // pair_log2. A part in the workspace is one's.
+  int pair_log2;
+  // Thread blocks are in clusters of two without that, each of which adds up a row block of which
+  // its blocks have a part each.
+  bool joins;
 };
 
 // The most row blocks of all KV heads and sequences: the number if all are as long as the problem
@@ -48,15 +55,16 @@ inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
   return num_row_blocks(p, plan.block_m) * plan.num_splits;
 }
 
-// The tiles of a part, where all sequences are as long as the problem says.
-inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
+// The tiles of a part, where all sequences are as long as the problem says. `side_by_side`: row
+// blocks that a cluster has so.
+inline int part_tiles_of(const AttentionParams& p, const Plan& plan, int side_by_side) {
   const PositionMask<std::int64_t> mask(
       window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);
   const dlattn::Range<std::int64_t> tiles = tiles_of<std::int64_t>(
       mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
   const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
-  const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m));
-  return part_tiles(static_cast<unsigned>(plan.grid),
+  const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m * side_by_side));
+  return part_tiles(static_cast<unsigned>(plan.grid / side_by_side),
                     static_cast<unsigned>(fixed_overhead_tiles(plan.block_n)),
                     each > 0 ? blocks : 0, blocks * each, each);
 }
@@ -84,18 +92,29 @@ inline bool host_knows_lengths(const AttentionParams& p) {
   return !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
 }
 
-inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan) {
+// For the blocks of a cluster: to share a row block's keys, to have row blocks side by side, or to
+// join the two parts of a row block.
+enum class ClusterUse { kShare, kSideBySide, kJoin };
+inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan,
+                                     ClusterUse use = ClusterUse::kShare) {
   DecodeShape shape{};
   static_cast<LaunchShape&>(shape) = make_launch_shape(p, plan, p.num_heads / p.num_heads_kv);
   while (1 << shape.cluster_log2 < plan.cluster_size) ++shape.cluster_log2;
   shape.num_blocks = static_cast<unsigned>(plan.grid) >> shape.cluster_log2;
-  shape.whole = plan.num_splits == 1 || plan.cluster_size > 1;
+  if (use != ClusterUse::kShare) std::swap(shape.cluster_log2, shape.pair_log2);
+  if (use == ClusterUse::kJoin) {
+    shape.joins = shape.pair_log2 == 1;
+    shape.pair_log2 = 0;
+    shape.num_blocks = static_cast<unsigned>(plan.grid);
+  }
+  shape.whole = plan.num_splits == 1 || shape.cluster_log2 > 0;
   shape.split_tiles = shape.whole ? 0 : static_cast<int>(plan.split_size / plan.block_n);
   shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
   shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;
   shape.uniform = host_knows_lengths(p);
   shape.latent = is_latent(p);
-  shape.part_tiles = shape.uniform && !shape.whole ? part_tiles_of(p, plan) : 0;
+  shape.part_tiles =
+      shape.uniform && !shape.whole ? part_tiles_of(p, plan, 1 << shape.pair_log2) : 0;
   constexpr std::uint32_t kAllKeys = 0x7fffffff;
   shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : kAllKeys);
   if (shape.whole) return shape;

@@ -1,0 +1,88 @@
+"""Bugs of sm90_latent that no change of one barrier or wait makes: of what the two blocks of a
+cluster owe each other.
+
+They name their place by a file and the text there, which says once what is replaced.
+"""
+
+from __future__ import annotations
+
+from seed_bugs import SeedBug
+
+
+def _latent(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    place = file if "/" in file else f"forward/sm90_latent/{file}"
+    return SeedBug(kind, ("sm90_latent",), "", replace, part=part, file=place)
+
+
+LATENT_BUGS = (
+    # Row blocks side by side.
+    _latent(
+        "stages released to the own block alone",
+        "consumer.cuh",
+        "empty, 1 - blockIdx.x % 2",
+        "empty, blockIdx.x % 2",
+    ),
+    _latent(
+        "stages filled when one block has emptied them",
+        "setup.cuh",
+        "kWarps << shape.pair_log2",
+        "kWarps",
+    ),
+    _latent("columns for one block alone", "producer.cuh", "box.box.load_to_pair", "box.box.load"),
+    _latent(
+        "keys that the other block's rows see left out",
+        "producer.cuh",
+        "kBlockM << shape.pair_log2",
+        "kBlockM",
+    ),
+    _latent(
+        "both blocks have the first row block",
+        "tile/key_parts/schedule.cuh",
+        "(segment->row_block << log2) + rank",
+        "segment->row_block << log2",
+    ),
+    _latent(
+        "parts of both blocks in one place",
+        "tile/key_parts/schedule.cuh",
+        "(segment->part << log2) + rank",
+        "segment->part << log2",
+    ),
+    _latent(
+        "parts of the first row block for both",
+        "tile/key_parts/combine.cuh",
+        "(part << pair_log2) + static_cast<unsigned>(rank)",
+        "part << pair_log2",
+    ),
+    # Joined parts.
+    _latent("the row kept is given too", "join.cuh", "rank() == 0 ? second : first", "first"),
+    _latent(
+        "joined parts of one weight",
+        "consumer.cuh",
+        "fmaf(weight, x[e], factor * Join::kept(acc_o[at], acc_o[at + 2]))",
+        "x[e] + factor * Join::kept(acc_o[at], acc_o[at + 2])",
+    ),
+    _latent(
+        "sums of joined parts of one weight",
+        "consumer.cuh",
+        "fmaf(weight, x[1], row.row_sum)",
+        "x[1] + row.row_sum",
+    ),
+    _latent(
+        "joined parts stored to the wrong rows",
+        "consumer.cuh",
+        "row_of_block(h ^ kept)",
+        "row_of_block(h)",
+    ),
+    _latent(
+        "joined parts added up again",
+        "tile/key_parts/combine.cuh",
+        "parts.is_done || is_joined(shape, schedule.part_tiles, schedule.of_block, begin)",
+        "parts.is_done",
+    ),
+    _latent(
+        "parts of two clusters joined",
+        "tile/key_parts/schedule.cuh",
+        "units == 2 && first % 2 == 0",
+        "units == 2",
+    ),
+)
