@@ -112,14 +112,13 @@ _VARIANTS = {
         "given": _ALL,
     },
     "decode": {"rows16": (*_ALL, 576), "rows32": (*range(1, 129), 576)},
+    "sm90_latent": dict.fromkeys(("rows16", "rows32", "rows64"), (576,)),
 }
 # Each tile shape of decode has these kernels, by the dtype of the keys, and those that add up parts
 # by that of out: after kernels for keys of as many bytes, and of one. General ones serve pages too.
 _DECODE = ("", "paged", "general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
 _WIDE = 576  # the tile of decode with one kernel a shape
-# The kernels of sm90_latent, which has one shape.
-_LATENT = ("", "combine")
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences, those
 # for keys in a cache.
@@ -145,7 +144,8 @@ _DECODE_KERNEL = re.compile(
     r"(?:Lb([01])ELb([01])E|Li([12])E)EEv\w+"
 )
 _LATENT_KERNEL = re.compile(
-    r"_ZN6dlattn11sm90_latent(?:6|14(combine)_)kernelI(6__half|13__nv_bfloat16)EEv\w+"
+    r"_ZN6dlattn11sm90_latent(?:6|14(combine)_|13narrow_)kernelI(6__half|13__nv_bfloat16)"
+    r"(?:Li(16|32)E)?EEv\w+"
 )
 _LARGE_HEADS_KERNEL = re.compile(
     r"_ZN6dlattn9sm90_wide6kernelI(6__half|13__nv_bfloat16)Li(\d+)EEEv\w+"
@@ -247,8 +247,8 @@ def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "scalar" and dtype in _DECODE_KEYS.values():
         return []  # 8-bit caches are for the kernels of q's dtype
-    if family == "sm90_latent":
-        return list(_LATENT)
+    if family == "sm90_latent":  # one kernel adds up the parts of all shapes
+        return [variant, *(["combine"] if variant == "rows64" else [])]
     if family == "decode":
         walks = ("",) if tile == _WIDE else _DECODE
         sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
@@ -308,7 +308,8 @@ def name_of(symbol: str) -> str | None:
         kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
     if match := _LATENT_KERNEL.fullmatch(symbol):
-        return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, match[1] or "")
+        variant = match[1] or f"rows{match[3] or 64}"
+        return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, variant)
     if match := _LARGE_HEADS_KERNEL.fullmatch(symbol):
         return kernel_name("sm90_wide", _TYPES[match[1]], match[2])
     if match := _WIDE_KERNEL.fullmatch(symbol):

@@ -157,6 +157,9 @@ def test_consumers_that_share_rows_wait_at_the_same_instructions(
     assert waits - arrivals == 2
 
 
+OF_FEW_THREADS = ("_rows16", "_rows32")  # with registers enough for each
+
+
 def has_asynchronous_products(kernels: cubins.Kernels, kernel: str) -> Counter[str]:
     """The opcodes of a kernel of warpgroups' products, none of which waits by itself."""
     needs(kernels, kernel)
@@ -165,7 +168,8 @@ def has_asynchronous_products(kernels: cubins.Kernels, kernel: str) -> Counter[s
     assert products, "no warpgroup product"
     # Where ptxas lacks registers it waits for each product by itself (C7510, C7512, C7513).
     assert count(opcodes, r"WARPGROUP\.DEPBAR\b") <= products // 2
-    assert count(opcodes, "USETMAXREG") == 2, "setmaxnreg was ignored (C7508)"
+    if not kernel.endswith(OF_FEW_THREADS):
+        assert count(opcodes, "USETMAXREG") == 2, "setmaxnreg was ignored (C7508)"
     assert count(opcodes, r"UTMALDG\.")
     return opcodes
 

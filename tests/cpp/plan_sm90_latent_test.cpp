@@ -30,7 +30,7 @@ void served() {
   }
   const Plan plan = dlattn::plan(latents(8, 4096, 128), h200, force("sm90_latent"));
   CHECK_EQ(plan.head_dim_tile, 576);
-  const TileConfig config = sm90_latent::tile_config(576);
+  const TileConfig config = sm90_latent::tile_config(576, sm90_latent::kRows64);
   CHECK_EQ(plan.block_m, config.block_m);
   CHECK_EQ(plan.block_n, config.block_n);
   CHECK_EQ(plan.num_warps, config.num_warps);
@@ -48,6 +48,32 @@ void served() {
   p.seqused_k = nullptr;  // all are as long as the table
   CHECK_EQ(dlattn::plan(p, h200, force("sm90_latent")).workspace_bytes, 0);
   CHECK_EQ(dlattn::plan(p, h200, force("sm90_latent")).grid, 2 * 66);
+}
+
+// The narrowest shape that has all rows, but where numbers of queries must not matter.
+void variants() {
+  const auto variant_of = [](std::int64_t heads, const Options& options) {
+    const Plan plan = dlattn::plan(latents(8, 4096, heads), h200, options);
+    const TileConfig config = sm90_latent::tile_config(576, plan.variant);
+    CHECK_EQ(plan.block_m, 64);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    return std::string(plan.variant_name);
+  };
+  Options options = force("sm90_latent");
+  CHECK(variant_of(16, options) == "rows16");
+  CHECK(variant_of(17, options) == "rows32");
+  CHECK(variant_of(33, options) == "rows64");
+  options.variant = "rows64";
+  CHECK(variant_of(8, options) == "rows64");
+  options.variant = "rows16";
+  refused(latents(8, 4096, 20),
+          "seqlen_q x heads of a group is 20; accepted by variant rows16: up to 16", options);
+  options.variant = "rows8";
+  refused(latents(8, 4096, 8), "variant is rows8; accepted: rows16, rows32, rows64", options);
+  options = force("sm90_latent"), options.batch_invariant = true;
+  CHECK(variant_of(8, options) == "rows64");
 }
 
 // Row blocks side by side are a cluster's; so are two parts of others.
@@ -121,6 +147,7 @@ void refusals() {
 
 int main() {
   served();
+  variants();
   clusters();
   divisions();
   refusals();

@@ -1,5 +1,5 @@
 """Bugs of sm90_latent that no change of one barrier or wait makes: of what the two blocks of a
-cluster owe each other.
+cluster owe each other, and of the narrow shapes' transposition.
 
 They name their place by a file and the text there, which says once what is replaced.
 """
@@ -84,5 +84,48 @@ LATENT_BUGS = (
         "tile/key_parts/schedule.cuh",
         "units == 2 && first % 2 == 0",
         "units == 2",
+    ),
+    # Narrow shapes.
+    _latent(
+        "maxima of one warp",
+        "narrow_consumer.cuh",
+        "w < kNarrowWarps; ++w) most = fmaxf(most, Memory::of_rows(w)[of_lane(own)]);",
+        "w < 1; ++w) most = fmaxf(most, Memory::of_rows(w)[of_lane(own)]);",
+    ),
+    _latent(
+        "output of narrow shapes not rescaled",
+        "narrow_consumer.cuh",
+        "acc_o[b][i] *= factors[of_score(i)];",
+        ";",
+    ),
+    _latent(
+        "sums of half of the keys",
+        "narrow_consumer.cuh",
+        "acc_s[score_of(own, 0)] + acc_s[score_of(own, 1)];",
+        "acc_s[score_of(own, 0)];",
+    ),
+    _latent(
+        "keys of the second eight masked as the first",
+        "narrow_consumer.cuh",
+        "tile::contains(visible, 8 * second)",
+        "tile::contains(visible, 0)",
+    ),
+    _latent(
+        "rows joined stored where the others go",
+        "narrow_consumer.cuh",
+        "joined && row % 2 != kept",
+        "joined && row % 2 == kept",
+    ),
+    _latent(
+        "joined parts of narrow shapes of one weight",
+        "narrow_consumer.cuh",
+        "fmaf(weight, x[e], factor * Join::kept(pair[0], pair[1]))",
+        "x[e] + factor * Join::kept(pair[0], pair[1])",
+    ),
+    _latent(
+        "parts of narrow shapes not relative to their maxima",
+        "narrow_consumer.cuh",
+        "{row_max, softmax[own].row_sum * factor}",
+        "{0.0f, softmax[own].row_sum * factor}",
     ),
 )

@@ -28,7 +28,15 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
   threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   simt::start_early(&threads, tensors);
-  simt::launch(threads, [&] { latent::kernel<T>(params, shape, args); });
+  simt::launch(threads, [&] {
+    if (plan.variant == latent::kRows16) {
+      latent::narrow_kernel<T, 16>(params, shape, args);
+    } else if (plan.variant == latent::kRows32) {
+      latent::narrow_kernel<T, 32>(params, shape, args);
+    } else {
+      latent::kernel<T>(params, shape, args);
+    }
+  });
   if (shape.whole) return;
   latent::CombineGrid grid = latent::combine_grid(params, plan);
   grid.slices = std::min(grid.slices, 5);  // each has several rows, or parts of one
@@ -40,13 +48,16 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
 }
 
 template <typename T>
-void run(simt::Tests& tests, const DividedCase& d, int blocks, const char* filter) {
+void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, const char* filter) {
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
   if (!simt::is_built(kDType, latent::kWideTile)) return;
+  const int rows = static_cast<int>(c.seqlen_q * c.num_heads / c.num_heads_kv);
+  if (variant != latent::kRows64 && rows > latent::rows_of(variant)) return;
   if (blocks == 0 && (d.num_splits || d.split_size)) return;
   const std::string name = "sm90_latent " + std::string(dlattn::to_string(kDType)) + " " +
-                           c.name() + d.cache.name() + " blocks " + std::to_string(blocks) +
+                           latent::kVariantNames[variant] + " " + c.name() + d.cache.name() +
+                           " blocks " + std::to_string(blocks) +
                            (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
                            (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
@@ -56,6 +67,7 @@ void run(simt::Tests& tests, const DividedCase& d, int blocks, const char* filte
   pool.describe(d.cache, &params);
   dlattn::Options options;
   options.kernel = "sm90_latent";
+  options.variant = latent::kVariantNames[variant];
   options.batch_invariant = blocks == 0;
   options.allow_workspace = blocks != 0;
   options.num_splits = d.num_splits;
@@ -164,9 +176,11 @@ int main(int argc, char** argv) {
   for (const DividedCase& c : cases()) {
     for (const int blocks : c.blocks) {
       if (simt::kThreadSanitizer && blocks != c.blocks.back()) continue;  // it is slow
-      if (std::abs(c.sizes.rise) < 1000.0)                                // beyond float16
-        run<__half>(tests, c, blocks, arguments.filter());
-      run<__nv_bfloat16>(tests, c, blocks, arguments.filter());
+      for (int variant = 0; variant < latent::kNumVariants; ++variant) {
+        if (std::abs(c.sizes.rise) < 1000.0)  // beyond float16
+          run<__half>(tests, c, variant, blocks, arguments.filter());
+        run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
+      }
     }
   }
   return tests.finish();

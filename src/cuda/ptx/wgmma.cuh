@@ -51,6 +51,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The accumulators as operands %0 on, 32 at a time.
+#define DLATTN_REGISTERS_0_TO_7 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define DLATTN_REGISTERS_0_TO_15 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define DLATTN_REGISTERS_0                                                 \
@@ -68,6 +69,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #define DLATTN_REGISTERS_32_TO_47 \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define DLATTN_ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define DLATTN_ACCUMULATORS_8(d, i) DLATTN_ACCUMULATORS_4(d, i), DLATTN_ACCUMULATORS_4(d, (i) + 4)
 #define DLATTN_ACCUMULATORS_16(d, i)                              \
   DLATTN_ACCUMULATORS_4(d, i), DLATTN_ACCUMULATORS_4(d, (i) + 4), \
       DLATTN_ACCUMULATORS_4(d, (i) + 8), DLATTN_ACCUMULATORS_4(d, (i) + 12)
@@ -155,6 +157,8 @@ __device__ __forceinline__ void wgmma_wait() {
     }                                                                                           \
   }
 
+DLATTN_WGMMA(8, "16", DLATTN_REGISTERS_0_TO_7, DLATTN_ACCUMULATORS_8(d, 0), "%8", "%9", "%10",
+             "%11", "%12", "%13", "%14")
 DLATTN_WGMMA(16, "32", DLATTN_REGISTERS_0_TO_15, DLATTN_ACCUMULATORS_16(d, 0), "%16", "%17", "%18",
              "%19", "%20", "%21", "%22")
 DLATTN_WGMMA(32, "64", DLATTN_REGISTERS_0, DLATTN_ACCUMULATORS_32(d, 0), "%32", "%33", "%34", "%35",
@@ -177,6 +181,7 @@ DLATTN_WGMMA(128, "256",
 #undef DLATTN_ACCUMULATORS_48
 #undef DLATTN_ACCUMULATORS_32
 #undef DLATTN_ACCUMULATORS_16
+#undef DLATTN_ACCUMULATORS_8
 #undef DLATTN_ACCUMULATORS_4
 #undef DLATTN_REGISTERS_96
 #undef DLATTN_REGISTERS_64
@@ -184,5 +189,6 @@ DLATTN_WGMMA(128, "256",
 #undef DLATTN_REGISTERS_32
 #undef DLATTN_REGISTERS_0
 #undef DLATTN_REGISTERS_0_TO_15
+#undef DLATTN_REGISTERS_0_TO_7
 
 }  // namespace dlattn::ptx

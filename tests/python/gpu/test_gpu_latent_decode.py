@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 KERNELS = ["auto", "decode:rows16", "decode:rows32"]
 # Those for latents alone, in pages of multiples of 8 keys, without what modifies scores.
-PLAIN = [*KERNELS, *(["sm90_latent"] if HOPPER else [])]
+PLAIN = [*KERNELS, *(["sm90_latent", "sm90_latent:rows64"] if HOPPER else [])]
 LENGTHS = (0, 1, 15, 63, 64, 65, 130, 300)
 
 hopper = pytest.mark.skipif(not HOPPER, reason="sm90_latent is for compute capability 9.0")

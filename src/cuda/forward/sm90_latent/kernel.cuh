@@ -10,8 +10,13 @@
 // probabilities of every other tile, and half of the columns of out of all tiles (Consumer). Sums
 // over all tiles of the row block are the result, others go to the workspace, where the combine
 // kernel adds them up. Shared memory: SmemMap, in swizzled tiles. Barriers: setup.cuh.
+//
+// Where a KV head has up to 32 rows, narrow_kernel has them all: one consumer, whose products are
+// transposed (NarrowConsumer). Shared memory: NarrowMap. Barriers: narrow_setup.cuh.
 
 #include "cuda/forward/sm90_latent/consumer.cuh"
+#include "cuda/forward/sm90_latent/narrow_consumer.cuh"
+#include "cuda/forward/sm90_latent/narrow_producer.cuh"
 #include "cuda/forward/sm90_latent/producer.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/tile/key_parts/combine.cuh"
@@ -36,6 +41,23 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     Consumer<T>(params, shape, shared, warpgroup - 1).run();
   }
   // The cluster's other block copies to this one, and arrives at its barriers, until its own end.
+  ptx::cluster_leave();
+}
+
+// The same of a narrow shape.
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kNarrowThreads, 1)
+    narrow_kernel(const __grid_constant__ AttentionParams params,
+                  const __grid_constant__ DecodeShape shape,
+                  const __grid_constant__ KernelArgs args) {
+  const Ring<kRows> ring{ptx::smem_address(ptx::dynamic_smem())};
+  ring.init();
+  begin_access();
+  if (threadIdx.x < 32) {
+    Producer<NarrowStages<kRows>>{params, shape, args, {ring}}.run();
+  } else if (threadIdx.x >= kWarpgroupThreads) {
+    NarrowConsumer<T, kRows>(params, shape, ring).run();
+  }
   ptx::cluster_leave();
 }
 

@@ -13,9 +13,19 @@ void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launc
   const cuda::DeviceGuard device(params.device.index, "sm90_latent");
   const KeyBoxes boxes = key_boxes(params);
   const KernelArgs args = {cuda::encode_tensor_map(device, boxes.box, dtype), boxes.page_rows};
-  cuda::launch_clusters<kernel<cuda::Element<dtype>>>(device, plan.grid, plan.cluster_size,
-                                                      plan.num_warps * 32, plan.smem_bytes, stream,
-                                                      params, decode_shape(params, plan), args);
+  using T = cuda::Element<dtype>;
+  const DecodeShape shape = decode_shape(params, plan);
+  const auto start = [&](auto launch) {
+    launch(device, plan.grid, plan.cluster_size, plan.num_warps * 32, plan.smem_bytes, stream,
+           params, shape, args);
+  };
+  if (plan.variant == kRows16) {
+    start([](const auto&... x) { cuda::launch_clusters<narrow_kernel<T, 16>>(x...); });
+  } else if (plan.variant == kRows32) {
+    start([](const auto&... x) { cuda::launch_clusters<narrow_kernel<T, 32>>(x...); });
+  } else {
+    start([](const auto&... x) { cuda::launch_clusters<kernel<T>>(x...); });
+  }
 }
 
 }  // namespace dlattn::sm90_latent

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "core/plan/family.h"
 #include "core/problem/alignment.h"
@@ -18,6 +19,10 @@ namespace dlattn::sm90_latent {
 namespace {
 
 using core::refuse;
+
+std::int64_t rows_of(const AttentionParams& p) {
+  return p.seqlen_q * (p.num_heads / p.num_heads_kv);
+}
 
 bool accepts_keys(const AttentionParams& p, std::string* why) {
   if (!is_latent(p)) return refuse(why, "does not read v unless it is the first columns of k");
@@ -47,10 +52,40 @@ bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
   }
   if (const int bytes = core::store_bytes(p); bytes < 16)
     return refuse(why, "rows of out are aligned to ", bytes, " bytes; accepted: 16");
-  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  if (rows <= core::kMaxSeqlen) return true;
-  return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ",
+  if (rows_of(p) <= core::kMaxSeqlen) return true;
+  return refuse(why, "seqlen_q x heads of a group is ", rows_of(p), "; accepted: up to ",
                 core::kMaxSeqlen);
+}
+
+std::string accepted_variants() {
+  return "rows16, rows32, rows64";
+}
+
+std::string request_of(const Plan& plan) {
+  return plan.variant_name;
+}
+
+int requested_variant(const char* name) {
+  for (int i = 0; i < kNumVariants; ++i) {
+    if (name && std::string_view(name) == kVariantNames[i]) return i;
+  }
+  return -1;
+}
+
+// The narrowest that has all rows. That of 64 has any: with batch_invariant, where numbers of
+// queries must not matter, it is taken.
+bool choose_variant(const AttentionParams& p, const Options& options, int* variant,
+                    std::string* why) {
+  const int requested = requested_variant(options.variant);
+  if (options.variant && requested < 0)
+    return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
+  *variant = requested >= 0 ? requested : kRows16;
+  while (requested < 0 && *variant < kRows64 &&
+         (rows_of(p) > sm90_latent::rows_of(*variant) || options.batch_invariant))
+    ++*variant;
+  if (*variant == kRows64 || rows_of(p) <= sm90_latent::rows_of(*variant)) return true;
+  return refuse(why, "seqlen_q x heads of a group is ", rows_of(p), "; accepted by variant ",
+                options.variant, ": up to ", sm90_latent::rows_of(*variant));
 }
 
 // How many row blocks a cluster has side by side.
@@ -99,12 +134,13 @@ Choice fastest(const WorkPartition& partition, const Options& options) {
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
+  int variant = kRows64;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
   // Latents of other strides, and packed ones, would get other bits.
   if (options.batch_invariant && options.kernel == core::kAuto)
     return refuse(why, "does not run with batch_invariant unless it is named");
-  if (!accepts(p, *plan, why)) return false;
+  if (!accepts(p, *plan, why) || !choose_variant(p, options, &variant, why)) return false;
   const int side_by_side = sm90_latent::side_by_side(p, device);
   DeviceInfo clusters = device;
   clusters.num_sms /= side_by_side;
@@ -116,7 +152,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys,
                   " in a part");
   plan->packed_heads = static_cast<int>(p.num_heads / p.num_heads_kv);
-  cost::set_tile(p, tile_config(tile), plan);
+  cost::set_tile(p, tile_config(tile, variant), plan);
+  plan->variant = variant;
+  plan->variant_name = kVariantNames[variant];
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
   plan->grid = empty ? 0 : choice.grid * side_by_side;
   const Division& division = choice.division;
@@ -136,6 +174,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90_latent", 90, 8, nullptr, plan_forward, true};
+const core::ForwardFamily kFamily = {"sm90_latent", 90,   8,         accepted_variants,
+                                     plan_forward,  true, request_of};
 
 }  // namespace dlattn::sm90_latent

@@ -6,7 +6,7 @@
 #include "cuda/tile/key_parts/workspace.h"
 #include "cuda/tile/wgmma/warpgroup.h"
 
-// The one tile shape: latents of up to 576 columns, of which the first ones, up to 512, are V.
+// Tile shapes: latents of up to 576 columns, of which the first ones, up to 512, are V.
 namespace dlattn::sm90_latent {
 
 using namespace tile::key_parts;  // how the keys are partitioned, and parts added up
@@ -56,6 +56,44 @@ constexpr SmemMap smem_map() {
   return map;
 }
 
+// Tile shapes, by the rows that a block may have: with 64 it has any 64 of a KV head, narrow ones
+// have all rows that there are.
+enum Variant { kRows16, kRows32, kRows64 };
+constexpr int kNumVariants = 3;
+constexpr const char* kVariantNames[kNumVariants] = {"rows16", "rows32", "rows64"};
+constexpr int rows_of(int variant) {
+  return 16 << variant;
+}
+
+// The same of a narrow shape, whose keys come to a ring of blocks of columns.
+constexpr int kNarrowThreads = 2 * kWarpgroupThreads;
+constexpr int kNarrowWarps = kWarpgroupThreads / 32;  // of its consumer
+constexpr int kOutBlocks = kRestBlock;                // of columns that are values
+struct NarrowMap {
+  int slots, num_slots;  // behind Q
+  int probabilities;     // of one tile, row by row
+  int full, empty;       // mbarriers of each slot
+  int join;              // as SmemMap's
+  int of_rows;           // floats [2][kNarrowWarps][rows]
+  int total;
+};
+
+constexpr NarrowMap narrow_map(int rows) {
+  constexpr int kMostBytes = 227 * 1024, kBarrierBytes = 8;  // of a block
+  NarrowMap map{};
+  map.slots = kBlocks * rows * kBlockRowBytes;
+  const int probability_bytes = rows * kBlockRowBytes, of_rows_bytes = 2 * kNarrowWarps * rows * 4;
+  const int beside = map.slots + probability_bytes + of_rows_bytes + 2 * kBarrierBytes;
+  map.num_slots = (kMostBytes - beside) / (kBlockBytes + 2 * kBarrierBytes);
+  map.probabilities = map.slots + map.num_slots * kBlockBytes;
+  map.full = map.probabilities + probability_bytes;
+  map.empty = map.full + map.num_slots * kBarrierBytes;
+  map.join = map.empty + map.num_slots * kBarrierBytes;
+  map.of_rows = map.join + 2 * kBarrierBytes;
+  map.total = map.of_rows + of_rows_bytes;
+  return map;
+}
+
 // The thread blocks of the combine kernel: `slices` for each row block. An SM holds so many, with
 // registers for either way to add up.
 constexpr int kResidentCombineBlocks = 6;
@@ -64,8 +102,11 @@ struct CombineGrid {
   int slices;
 };
 
-constexpr TileConfig tile_config(int) {
-  return {kBlockM, kBlockN, kNumThreads / 32, kStages, smem_map().total};
+// Work is divided into row blocks of kBlockM with each.
+constexpr TileConfig tile_config(int, int variant) {
+  if (variant == kRows64) return {kBlockM, kBlockN, kNumThreads / 32, kStages, smem_map().total};
+  const NarrowMap map = narrow_map(rows_of(variant));
+  return {kBlockM, kBlockN, kNarrowThreads / 32, map.num_slots / kBlocks, map.total};
 }
 
 }  // namespace dlattn::sm90_latent
