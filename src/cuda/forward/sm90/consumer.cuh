@@ -6,6 +6,7 @@
 #include "cuda/forward/sm90/score.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/tile/head_groups.cuh"
 #include "cuda/tile/wgmma/key_walk.cuh"
 #include "cuda/tile/wgmma/mask.cuh"
@@ -173,32 +174,19 @@ struct Consumer {
     ping_pong.pass();
     ptx::wgmma_wait<0>();
     release(shared.keys, use);
-    bias_mask.wait_full();
-    score_mod.apply(acc_s, walk.position(n));
-    bias_mask.release();
-    if (walk.is_edge(n)) tile::wgmma::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
-    float sums[2];
     if constexpr (kScoreMod == ScoreMod::kNone) {
-      float probabilities[kBlockN / 2];
+      hide_unseen(walk, n);
+      float sums[2], probabilities[kBlockN / 2];
       softmax.begin(acc_s, score_mod.scale, probabilities, sums);
       tile::wgmma::pack_probabilities<T>(rP, probabilities);
     } else {
-      float factors[2];
-      raise(score_mod, sums, factors);
+      bias_mask.wait_full();
+      float sums[2], factors[2];
+      exponentiate_modified(n, walk, score_mod, true, sums, factors);
+      bias_mask.release();
       softmax.add(sums);
       tile::wgmma::pack_probabilities<T>(rP, acc_s);
     }
-  }
-
-  // Raises the row maxima to those of the tile's scores, then computes probabilities.
-  __device__ __forceinline__ void raise(const TileScoreMod& score_mod, float (&sums)[2],
-                                        float (&factors)[2]) {
-    if constexpr (kScoreMod == ScoreMod::kNone) {
-      softmax.raise(acc_s, score_mod.scale, factors);
-    } else {
-      softmax.raise_any(acc_s, score_mod.scale, score_mod.may_hide_tiny_scores(), factors);
-    }
-    softmax.exponentiate_raised(acc_s, score_mod.scale, sums);
   }
 
   // O += P V of the tile whose probabilities are in rP.
@@ -249,8 +237,26 @@ struct Consumer {
                                                float (&factors)[2]) {
     bool raises = softmax.raises_first();  // else the sums tell whether the row maxima fit
     bool raised = raises;
+    if constexpr (kScoreMod != ScoreMod::kNone) {
+      int tile = n;
+      // A tile may go through the same code again, which is long.
+#pragma unroll 1
+      while (true) {
+        exponentiate_modified(tile, walk, score_mod, raises, sums, factors);
+        // The first of these branches also keeps the compiler from waiting for the product with V.
+        // seed: modified-overflow
+        if (raises || !softmax.overflows(sums)) break;
+        raised = true;
+        if (softmax.scale_down(acc_s, sums, factors)) break;
+        recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + kKeyGroups));
+        score_mod.expect_larger(softmax);
+        raises = true;
+        // Taken for another tile, so that no registers keep what is worked out from it.
+        tile = static_cast<int>(ptx::reread(static_cast<unsigned>(n)));
+      }
+      return raised;
+    }
     if (__builtin_expect(!raises, 1)) {
-      score_mod.apply_quickly(acc_s, softmax, walk.position(n), walk.is_edge(n));
       hide_unseen(walk, n);
       score_mod.exponentiate(acc_s, softmax, sums);
       // This branch also keeps the compiler from waiting for the product with V any earlier.
@@ -258,20 +264,30 @@ struct Consumer {
       if (softmax.overflows(sums)) {
         raised = true;
         raises = !softmax.scale_down(acc_s, sums, factors);
-        if (raises) {
-          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + kKeyGroups));
-          score_mod.expect_larger(softmax);
-        }
+        if (raises) recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + kKeyGroups));
       }
     }
     if (__builtin_expect(raises, 0)) {
       // seed: recompute-scores
-      score_mod.apply(acc_s, walk.position(n));
       hide_unseen(walk, n);
-      raise(score_mod, sums, factors);
-      if constexpr (score_mod.kMayOverflow) softmax.expect_overflow(factors);
+      softmax.raise(acc_s, score_mod.scale, factors);
+      softmax.exponentiate_raised(acc_s, score_mod.scale, sums);
+      softmax.expect_overflow(factors);
     }
     return raised;
+  }
+
+  // Modifies tile n's scores and turns them into probabilities and their sums. Where `raises`, row
+  // maxima rise to those of the scores first; else what the sums tell is left to the caller.
+  __device__ __forceinline__ void exponentiate_modified(int n, const TileWalk& walk,
+                                                        TileScoreMod& score_mod, bool raises,
+                                                        float (&sums)[2], float (&factors)[2]) {
+    // seed: modify-scores
+    score_mod.apply(acc_s, softmax, walk.position(n), walk.is_edge(n), raises);
+    hide_unseen(walk, n);
+    if (raises)
+      softmax.raise_any(acc_s, score_mod.scale, score_mod.may_hide_tiny_scores(), factors);
+    score_mod.exponentiate(acc_s, softmax, sums);
   }
 
   // P V of the last tile, and the results.

@@ -80,31 +80,22 @@ struct LaneScoreMod {
     softmax.set_met(softmax.met() == kSmaller ? kSmall : kLarge);
   }
 
-  // Softcap, bias, ALiBi and mask, on any scores. `position` is that of the consumer's first row,
-  // counted from the tile's first key. All lanes call it.
+  // Softcap, bias, ALiBi and mask. `position` is that of the consumer's first row, counted from the
+  // tile's first key. Without `exact`, which takes any scores, with less work: what ALiBi has for a
+  // row as a whole is left to exponentiate(), and softcap takes scores for small ones until it has
+  // met others; alone, on a tile that is no edge, it is done under the exponentials. All lanes call
+  // it.
   template <int kScores>
-  __device__ __forceinline__ void apply(float (&acc_s)[kScores], int position) {
-    shift[0] = shift[1] = 0.0f;
-    uncapped = beyond = false;
-    if (params.cap != 0.0f) cap_any(acc_s);
-    apply_bias_mask(acc_s);
-    if (slope != 0.0f) add_distances(acc_s, lane_position(position));
-  }
-
-  // The same with less work: what ALiBi has for a row as a whole is left to exponentiate(), and
-  // softcap takes scores for small ones until it has met others; alone, on a tile that is no edge,
-  // it is done under the exponentials.
-  template <int kScores>
-  __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], const Softmax& softmax,
-                                                int position, bool edge) {
+  __device__ __forceinline__ void apply(float (&acc_s)[kScores], const Softmax& softmax,
+                                        int position, bool edge, bool exact) {
     shift[0] = shift[1] = 0.0f;
     tile_scale = scale;
     beyond = false;
     const bool capped = params.cap != 0.0f;
-    uncapped = kScoreMod == ScoreMod::kComputed && capped && slope == 0.0f &&
-               softmax.met() != kLarge && !edge;
+    const bool any_size = exact || softmax.met() == kLarge;
+    uncapped = kScoreMod == ScoreMod::kComputed && capped && slope == 0.0f && !any_size && !edge;
     if (capped && !uncapped) {
-      if (softmax.met() == kLarge) {
+      if (any_size) {
         cap_any(acc_s);
       } else {
         std::uint32_t exponents = 0;
@@ -125,7 +116,7 @@ struct LaneScoreMod {
       const bool steep = steepness > kSteepSlope;
       const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
       const float furthest = static_cast<float>(abs(position) + kBlockN + kWarpgroupRows);
-      if ((before || after) && steepness * furthest <= kMostShift) {
+      if (!exact && (before || after) && steepness * furthest <= kMostShift) {
         // seed: slope-sign
         const float rising = after ? -slope : slope;
         const float down = -rising * tile::kLog2e;
@@ -153,8 +144,9 @@ struct LaneScoreMod {
         return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
       return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
     }
-    const float negs[2] = {softmax.row_max_words[0] + shift[0],
-                           softmax.row_max_words[1] + shift[1]};
+    // Scores of unscaled row maxima are relative to these already, and have no shift.
+    const float negs[2] = {softmax.unscaled() ? 0.0f : softmax.row_max_words[0] + shift[0],
+                           softmax.unscaled() ? 0.0f : softmax.row_max_words[1] + shift[1]};
     Softmax::exponentiate(acc_s, tile_scale, negs, sums);
     // seed: softcap-range
     if (beyond) sums[0] = INFINITY;
@@ -243,13 +235,6 @@ struct LaneScoreMod<T, ScoreMod::kNone> {
                                           const ScoreParams&, const tile::WorkTile&,
                                           const float& scale, const NoBiasMask&)
       : scale(scale) {}
-  __device__ __forceinline__ static void expect_larger(Softmax&) {}
-  __device__ __forceinline__ static bool may_hide_tiny_scores() { return false; }
-  template <int kScores>
-  __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
-  template <int kScores>
-  __device__ __forceinline__ void apply_quickly(float (&)[kScores], const Softmax&, int,
-                                                bool) const {}
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
                                                float (&sums)[2]) const {
