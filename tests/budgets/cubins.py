@@ -125,7 +125,7 @@ _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 _TWINS = {
     ("scalar", ""): "cached",
     ("wmma", "narrow"): "packed",
-    **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _SM90[:2]},
+    **{("sm90", v): "varlen" for v in ("", "v128")},  # softcap_alibi is of all lengths
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 # Kernels of which there is another for keys in a cache, in these tiles.
@@ -335,10 +335,8 @@ def _parsed_name(match: re.Match[str]) -> str:
         shape = _SM90[int(mod)] if family == "sm90" else variants(family)[int(variant)]
         return kernel_name(family, _TYPES[element], tile, shape, name)
     if family == "sm90":
-        name, twin = (
-            (f"v{variant}" if variant != tile else "") + _SM90[int(mod)],
-            varlen,
-        )
+        name = (f"v{variant}" if variant != tile else "") + _SM90[int(mod)]
+        twin = varlen if (family, name) in _TWINS else None
     elif family == "wmma8":
         dtype = _PRECISIONS[precision] if name else _TYPES[element]
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])

@@ -82,8 +82,8 @@ CACHE_BUGS = (
     ),
     _sm90(
         "queries of varlen batches taken for others'",
-        "if (params.cu_seqlens_q) {\n    use(",
-        "if (params.seqlen_q < 0) {\n    use(",
+        "if (varlen) {\n    use(",
+        "if (length < 0) {\n    use(",
         BOXES,
     ),
     _sm90("pages by rows of the page table", "at.index * page_rows", "at.index", BOXES),

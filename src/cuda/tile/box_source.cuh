@@ -79,15 +79,23 @@ __device__ __forceinline__ auto box_source(int head, int batch, int start, int l
   }
 }
 
-// Calls use(boxes) with those of a work tile's rows of q or out, of fixed or of variable length.
+// Calls use(boxes) with those of rows of fixed or of variable length.
+template <typename Use>
+__device__ __forceinline__ void with_boxes(bool varlen, int head, int batch, int start, int length,
+                                           const Use& use) {
+  if (varlen) {
+    use(box_source<true>(head, batch, start, length));
+  } else {
+    use(box_source<false>(head, batch, start, length));
+  }
+}
+
+// The same with those of a work tile's rows of q or out.
 template <typename Tile, typename Use>
 __device__ __forceinline__ void with_query_boxes(const AttentionParams& params, const Tile& work,
-                                                 Use use) {
-  if (params.cu_seqlens_q) {
-    use(VarlenBoxes{work.head, work.start_q, work.seqlen_q});
-  } else {
-    use(StridedBoxes{work.head, work.batch});
-  }
+                                                 const Use& use) {
+  with_boxes(params.cu_seqlens_q != nullptr, work.head, work.batch, work.start_q, work.seqlen_q,
+             use);
 }
 
 }  // namespace dlattn::tile

@@ -19,9 +19,9 @@ namespace dlattn::sm90 {
 // probabilities while P V runs. Without kPipelined it finishes P V first, which takes fewer
 // registers. With two groups of keys it takes every other tile of keys, and its results are merged
 // with those of the consumer that takes the others. kVarlen: the producer tells it the work tiles;
-// kCached: so it does where keys lie in a cache.
+// kOrFixed: those of a problem of fixed lengths too.
 template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant,
-          bool kCached = false>
+          bool kOrFixed = false>
 struct Consumer {
   using SharedParts = Shared<kHeadDim, kHeadDimV, kVariant>;
 
@@ -44,9 +44,10 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     ping_pong.begin();
-    for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
+    for (; kToldTiles || is_told_tiles() || scheduler.index(query_use) < scheduler.count;
+         ++query_use) {
       tile::SequenceTile work;
-      if constexpr (kVarlen) {
+      if (kToldTiles || is_told_tiles()) {
         work = tile::wgmma::received_tile(shared, query_use);
         if (work.seqlen_q == 0) break;
       } else {
@@ -70,6 +71,8 @@ struct Consumer {
  private:
   static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   static constexpr ScoreMod kScoreMod = score_mod_of(kVariant);
+  // Whether the producer always tells it the work tiles.
+  static constexpr bool kToldTiles = kVarlen && !serves_all_lengths(kVariant);
   static constexpr int kKeyGroups = kShape.key_groups;
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kPipelined = kShape.pipelined;
@@ -97,6 +100,11 @@ struct Consumer {
   float acc_s[kBlockN / 2];
   std::uint32_t rP[kBlockN / 16][4];
   Softmax softmax;
+
+  // Where it may be either, fixed lengths' work tiles are known before their Q is there.
+  __device__ __forceinline__ bool is_told_tiles() const {
+    return serves_all_lengths(kVariant) && params.cu_seqlens_q != nullptr;
+  }
 
   __device__ __forceinline__ TileWalk walk_of(const tile::SequenceTile& work) const {
     return {work, kVarlen ? tile::wgmma::position_mask(params, shape, work) : fixed_mask,
@@ -154,7 +162,7 @@ struct Consumer {
 
   // Up to the probabilities of the first key tile.
   __device__ __forceinline__ void begin(const TileWalk& walk, TileScoreMod& score_mod) {
-    if constexpr (!kVarlen) shared.queries.wait_full(query_use);
+    if constexpr (!kVarlen || serves_all_lengths(kVariant)) shared.queries.wait_full(query_use);
 #pragma unroll 1
     for (int n = own_tile(walk, walk.all.end - 1); n >= walk.all.begin && n >= walk.tiles.end;
          n -= kKeyGroups)
@@ -319,7 +327,7 @@ struct Consumer {
     if constexpr (kFromRegisters) {
       store_from_registers<T, kHeadDimV>(params, result, work, walk.first_row, scales, acc_o);
     } else {
-      const bool stored = store_results<T, kHeadDimV, kVarlen, kCached>(
+      const bool stored = store_results<T, kHeadDimV, kVarlen, kOrFixed>(
           params, args, work, walk.first_row, row_group, shared.q(query_use, row_group), scales,
           acc_o);
       if (stored) shared.queries.release(query_use);

@@ -30,8 +30,8 @@ __device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,
 
 // Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which TMA has read
 // when this returns: the thread for which it returns true may release them.
-// kCached: only the parameters tell whether queries are of variable length.
-template <typename T, int kHeadDim, bool kVarlen, bool kCached>
+// kOrFixed: only the parameters tell whether queries are of variable length.
+template <typename T, int kHeadDim, bool kVarlen, bool kOrFixed>
 __device__ __forceinline__ bool store_results(const AttentionParams& params, const KernelArgs& args,
                                               const tile::SequenceTile& work, int first_row,
                                               int consumer, ptx::SmemAddress sO,
@@ -62,7 +62,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
         if (d < params.head_dim_v) rows.store(args.out, sO + d * kBlockRowBytes, d, first_row);
       }
     };
-    if constexpr (kCached) {
+    if constexpr (kOrFixed) {
       tile::with_query_boxes(params, work, store);
     } else {
       store(tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q));

@@ -18,10 +18,12 @@
 
 namespace dlattn::sm90 {
 
+// kVarlen: of varlen problems, or, where a kernel serves both, of fixed lengths too.
 template <typename T, int kHeadDim, int kHeadDimV, Variant kVariant, bool kVarlen>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kVariant)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ KernelArgs args) {
+  static_assert(kVarlen || !serves_all_lengths(kVariant));
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   const Shared<kHeadDim, kHeadDimV, kVariant> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
@@ -41,7 +43,8 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kV
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kVariant>(params, shape, args, shared, warpgroup - 1)
+    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kVariant, serves_all_lengths(kVariant)>(
+        params, shape, args, shared, warpgroup - 1)
         .run();
   }
   // The other block arrives at this one's barriers as long as it empties stages.

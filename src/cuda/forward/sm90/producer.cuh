@@ -31,13 +31,13 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     if (index >= scheduler.count) break;
     int start_k = 0;
     tile::SequenceTile work;
-    if constexpr (kVarlen) {
+    if (kVarlen && (!serves_all_lengths(kVariant) || params.cu_seqlens_q)) {
       work = tile::varlen_tile(params, shape, kBlockM, index, &start_k);
       if (work.seqlen_q == 0) continue;
-      tile::wgmma::hand_over(shared, query_use, work);
     } else {
       work = tile::fixed_lengths(params, tile::scheduled_tile(shape, args.heads, index));
     }
+    if constexpr (kVarlen) tile::wgmma::hand_over(shared, query_use, work);
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     const int m0 = work.m_block * kBlockM;
     const tile::Range tiles =
@@ -45,21 +45,27 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
                                    min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN);
 
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
-    const auto queries =
-        tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
-#pragma unroll
-    for (int c = 0; c < row_groups(kShape); ++c) {
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), args.q, arrived, d,
-                     m0 + c * kWarpgroupRows);
+    const auto with_boxes = [&](int head, int start, int length, const auto& use) {
+      if constexpr (serves_all_lengths(kVariant)) {
+        tile::with_boxes(params.cu_seqlens_q != nullptr, head, work.batch, start, length, use);
+      } else {
+        use(tile::box_source<kVarlen>(head, work.batch, start, length));
       }
-    }
+    };
+    with_boxes(work.head, work.start_q, work.seqlen_q, [&](const auto& queries) {
+#pragma unroll
+      for (int c = 0; c < row_groups(kShape); ++c) {
+#pragma unroll
+        for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+          queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), args.q, arrived, d,
+                       m0 + c * kWarpgroupRows);
+        }
+      }
+    });
     ++query_use;
 
-    const auto keys = tile::box_source<kVarlen>(head_kv, work.batch, start_k, work.seqlen_k);
     // Each block of a pair copies every other block of columns, to both.
-    const auto load_block = [&](const ptx::TensorMap& map, ptx::SmemAddress to,
+    const auto load_block = [&](const auto& keys, const ptx::TensorMap& map, ptx::SmemAddress to,
                                 ptx::SmemAddress full, int n, int d) {
       if constexpr (cluster_blocks(kVariant) == 1) {
         keys.load(to, map, full, d, n * kBlockN);
@@ -69,10 +75,12 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     };
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
                           int n, int columns) {
+      with_boxes(head_kv, start_k, work.seqlen_k, [&](const auto& keys) {
 #pragma unroll
-      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        if (d < columns) load_block(map, to + tile_bytes(kBlockN, d), full, n, d);
-      }
+        for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+          if (d < columns) load_block(keys, map, to + tile_bytes(kBlockN, d), full, n, d);
+        }
+      });
     };
     const auto load_k = [&](int n, unsigned use) {
       load(args.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);

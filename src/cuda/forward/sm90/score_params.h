@@ -36,8 +36,8 @@ void with_kernel(Variant variant, bool varlen, Run run) {
   switch (variant) {
     case Variant::kTall:
       return with_variant(std::integral_constant<Variant, Variant::kTall>{});
-    case Variant::kComputed:
-      return with_variant(std::integral_constant<Variant, Variant::kComputed>{});
+    case Variant::kComputed:  // of all lengths (serves_all_lengths())
+      return run(std::integral_constant<Variant, Variant::kComputed>{}, std::true_type{});
     case Variant::kLoaded:  // the plan refuses it with varlen
       return run(std::integral_constant<Variant, Variant::kLoaded>{}, std::false_type{});
     case Variant::kShort:  // the same

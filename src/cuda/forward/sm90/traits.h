@@ -56,6 +56,12 @@ constexpr bool reads_caches(int head_dim_tile, Variant variant) {
          (variant == Variant::kTall || variant == Variant::kShort);
 }
 
+// Whether one kernel of a variant serves fixed lengths and varlen: its code is long, and walks are
+// too long for what it takes to be told each work tile by the producer.
+constexpr bool serves_all_lengths(Variant variant) {
+  return variant == Variant::kComputed;
+}
+
 constexpr int kMaxSmem = 227 * 1024;  // of a block, with opt-in
 
 // A consumer's tiles of bias and mask, and how many there are barriers for.
