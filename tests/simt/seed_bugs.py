@@ -374,7 +374,8 @@ SEED_BUGS = (
         SM90_FP8,
         "key-loop",
         "release(shared.queries, query_use); "
-        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n);",
+        "for (int n = walk.tiles.end - (kGiven ? 1 : 2); n >= walk.tiles.begin; --n)"
+        " step(walk, n);",
         statements=2,
     ),
     SeedBug(

@@ -112,7 +112,7 @@ struct Consumer {
       begin(walk);
 #pragma unroll 1
       // seed: key-loop
-      for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n);
+      for (int n = walk.tiles.end - (kGiven ? 1 : 2); n >= walk.tiles.begin; --n) step(walk, n);
       release(shared.queries, query_use);
       end(walk);
     }
@@ -190,7 +190,12 @@ struct Consumer {
 #pragma unroll 1
     for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
     softmax = Softmax();
-    if (walk.sees_any()) begin_first(walk);
+    if (walk.sees_any()) {
+      if constexpr (kGiven)
+        tiles.set(tiles.load(walk.tiles.end - 1, walk.tiles.end - 1));
+      else
+        begin_first(walk);
+    }
     // Cleared last, so that these registers are free until here.
 #pragma unroll
     for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = acc_pv[d] = 0.0f;
@@ -207,17 +212,10 @@ struct Consumer {
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
     ptx::wgmma_wait<0>();
     release(shared.keys, use);
-    if constexpr (kGiven) {
-      apply_given(walk, n);
-      float factors[2];
-      softmax.exponentiate(acc_s, factors);
-      pack_probabilities(rP, acc_s);
-    } else {
-      hide_unseen(walk, n);
-      float sums[2], probabilities[kBlockN / 2];
-      softmax.begin(acc_s, scale, probabilities, sums);
-      pack_probabilities(rP, probabilities);
-    }
+    hide_unseen(walk, n);
+    float sums[2], probabilities[kBlockN / 2];
+    softmax.begin(acc_s, scale, probabilities, sums);
+    pack_probabilities(rP, probabilities);
     tiles.set(loaded);
   }
 
@@ -278,8 +276,36 @@ struct Consumer {
     }
   }
 
-  // S and probabilities of tile n, whose K has use + 1, and P V of the tile walked before it.
+  // The whole of tile n, one thing after the other: code that is long is there once, for the first
+  // tile too.
+  __device__ __forceinline__ void step_given(const TileWalk& walk, int n) {
+    const LoadedScales loaded = tiles.load(n - 1, n);
+    shared.keys.wait_full(use);
+    start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
+    if constexpr (kScaled) scale = scale_of_tile();
+    ptx::wgmma_wait<0>();
+    release(shared.keys, use);
+    apply_given(walk, n);
+    float factors[2];
+    softmax.exponentiate(acc_s, factors);
+    if (__any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f))
+      tile::wgmma::rescale(acc_o, factors);
+    pack_probabilities(rP, acc_s);
+    tiles.set(loaded);
+    add_values();
+    ++use;
+  }
+
   __device__ __forceinline__ void step(const TileWalk& walk, int n) {
+    if constexpr (kGiven) {
+      step_given(walk, n);
+    } else {
+      step_ahead(walk, n);
+    }
+  }
+
+  // S and probabilities of tile n, whose K has use + 1, and P V of the tile walked before it.
+  __device__ __forceinline__ void step_ahead(const TileWalk& walk, int n) {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     float next = 0.0f;
@@ -293,26 +319,15 @@ struct Consumer {
       start_values();
     }
     if constexpr (kScaled) {
-      if constexpr (!kGiven) {
-        // seed: change-units
-        if (softmax.unscaled()) softmax.change_units(scale / next);
-      }
+      // seed: change-units
+      if (softmax.unscaled()) softmax.change_units(scale / next);
       scale = next;
     }
     ptx::wgmma_wait<kPipelined ? 1 : 0>();
-    float factors[2];
-    bool raised;
-    if constexpr (kGiven) {
-      release(shared.keys, use + 1);
-      apply_given(walk, n);
-      softmax.exponentiate(acc_s, factors);
-      raised = __any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f);
-    } else {
-      float sums[2];
-      raised = exponentiate(n, sQ, walk, sums, factors);
-      release(shared.keys, use + 1);
-      softmax.add(sums);
-    }
+    float factors[2], sums[2];
+    const bool raised = exponentiate(n, sQ, walk, sums, factors);
+    release(shared.keys, use + 1);
+    softmax.add(sums);
     if constexpr (kPipelined) {
       // seed: finish-values
       finish_values();
@@ -358,7 +373,7 @@ struct Consumer {
 
   // P V of the last tile, and the results.
   __device__ __forceinline__ void end(const TileWalk& walk) {
-    if (walk.sees_any()) {
+    if (!kGiven && walk.sees_any()) {
       if constexpr (kPipelined) promote();
       tiles.set(tiles.load(0, walk.tiles.begin));
       add_values();
