@@ -131,15 +131,18 @@ struct Consumer {
     const tile::Mask mask(shape, same.shift, same.seqlen_k);
     const int first_row = first_row_of(done);
     const auto results = inputs.results(done, same, scores);
-    const auto write = [&](auto out) {
-      write_results<decltype(out), Inputs::kWholeColumns>(params, shape, done, mask, first_row,
-                                                          rows, lane_idx, results);
+    const auto write = [&](auto elements) {
+      write_results<Inputs::kWholeColumns>(params, shape, done, mask, first_row, rows, lane_idx,
+                                           results, elements);
     };
-    if (params.out.dtype == DType::kFloat16) return write(half());
+    const bool is_half = params.out.dtype == DType::kFloat16;
     if constexpr (Inputs::kFloat32Out) {
-      if (params.out.dtype == DType::kFloat32) return write(0.0f);
+      if (is_half) return write(KnownElements<half>());
+      if (params.out.dtype == DType::kFloat32) return write(KnownElements<float>());
+      write(KnownElements<__nv_bfloat16>());
+    } else {
+      write(Elements16{is_half});
     }
-    write(__nv_bfloat16());
   }
 
   // The shuffle tells the compiler that it is the same in all lanes, so that warps stay together.
