@@ -41,7 +41,7 @@ dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)
 
 dlattn_family(forward wmma8)
 dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)
-dlattn_instance(forward wmma8 int8 64 128 256)
+dlattn_instance(forward wmma8 int8 64 128 256 IN forward_wmma8_int8)
 
 dlattn_family(forward wmma_halves)
 dlattn_instance(forward wmma_halves float16 512)

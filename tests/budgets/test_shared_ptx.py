@@ -16,8 +16,8 @@ CMAKE = (cubins.ROOT / "cmake" / "Archs.cmake").read_text()
 DEFINITION = "-DDLATTN_CODE_OF_89"
 FP8 = "float8_e4m3fn"
 BESIDE_FP8 = [("scalar", "int8")]  # kernels that take both
-# wmma8 is one file, which has fp8; sm90 has nothing for 8.9.
-FAMILIES = sorted({f for f, d, _ in cubins.instances() if d != FP8} - {"wmma8", "sm90"})
+# sm90 has nothing for 8.9.
+FAMILIES = sorted({f for f, d, _ in cubins.instances() if d != FP8} - {"sm90"})
 
 
 def code(folder: Path, instance: tuple[str, str, int], **options: object) -> dict[str, list[str]]:
