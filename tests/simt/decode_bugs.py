@@ -424,14 +424,27 @@ DECODE_BUGS = (
     _decode(
         "statistics of the block itself for all of the cluster",
         "consumer.cuh",
-        "load_of_block(of_block, sStats, from)",
-        "load_of_block(of_block, sStats, rank)",
+        "load_of_block(of_block, sStats, static_cast<unsigned>(min(i, size - 1)))",
+        "load_of_block(of_block, sStats, rank_in_cluster(shape))",
     ),
     _decode(
         "one block of the cluster left out",
         "consumer.cuh",
-        "sum.add(of_blocks, x, size - first);",
-        "sum.add(of_blocks, x, size - first - 1);",
+        "if (i < size) ptx::load_of_block(x[i]",
+        "if (i < size - 1) ptx::load_of_block(x[i]",
+    ),
+    _decode(
+        "columns of the cluster's next line",
+        "consumer.cuh",
+        "line % kPairs * 16",
+        "first % kPairs * 16",
+    ),
+    _decode("the cluster's first line again", "consumer.cuh", "load_line(x, line, size);", ";"),
+    _decode(
+        "lines of a row block without its last eight rows",
+        "consumer.cuh",
+        "(num_rows - m0 + 7) / 8",
+        "(num_rows - m0) / 8",
     ),
     # Keys of 8 bits.
     _decode("bytes in the wrong order", "byte_products.cuh", "two<0x4342>", "two<0x4243>"),

@@ -251,7 +251,7 @@ std::vector<DecodeCase> cases() {
   add_clusters({2, 90, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true},
                {2});
   add_clusters({6, 300, 128, kCausal, 8, 2, Layout::kBshd, 0, 3}, {{300, 40, 129}, 16}, {2, 4});
-  add_clusters({1, 290, 192, kFull, 8, 1, Layout::kBhsd, 0, 2}, {{290, 3}}, {2, 16});
+  add_clusters({1, 290, 192, kFull, 8, 1, Layout::kBhsd, 0, 2}, {{290, 3}}, {2, 8});
   add_clusters(simt::with({2, 400, 128, kCausal, 4, 2, Layout::kBshd, 0, 2},
                           [](Case& c) { c.softcap = 3.0, c.window_left = 150, c.sinks = true; }),
                {{400, 230}, 16}, {4});

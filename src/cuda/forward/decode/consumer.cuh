@@ -367,44 +367,82 @@ struct Consumer {
   }
 
   // Adds up the parts of the cluster's blocks, in their order, from where they left them in shared
-  // memory: a block of 8 rows some of the 16 columns that a warp has at a time.
+  // memory.
   __device__ __forceinline__ void add_up_cluster() const {
-    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim>, kAtOnce = 8;
     ptx::cluster_sync();
-    const int size = 1 << shape.cluster_log2, rank = static_cast<int>(rank_in_cluster(shape));
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll 1
-    for (int line = warp * size + rank; line < kShape.row_groups * 2 * kPairs;
-         line += num_warps(kShape) * size) {
-      const int row_of_block = line / kPairs * 8 + lane_idx / 4, row = m0 + row_of_block;
-      const ptx::SmemAddress sStats = ptx::smem_address(stats(row_of_block));
-      const ptx::SmemAddress sPart =
-          ptx::smem_address(ptx::dynamic_smem()) + (line * 32 + lane_idx) * 16;
-      RunningSum sum;
-#pragma unroll 1
-      for (int first = 0; first < size; first += kAtOnce) {
-        PartStats of_blocks[kAtOnce];
-        float x[kAtOnce][4];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const auto from = static_cast<unsigned>(min(first + i, size - 1));
-          float of_block[2];
-          ptx::load_of_block(of_block, sStats, from);
-          ptx::load_of_block(x[i], sPart, from);
-          of_blocks[i] = {of_block[0], of_block[1]};
-        }
-        sum.add(of_blocks, x, size - first);
-      }
-      if (row >= num_rows) continue;
-      const int pair = line % kPairs;
-      with_result(
-          row, {sum.row.row_max, sum.row.row_sum}, pair == 0,
-          [&](const auto& to, const tile::RowResult& result) {
-            const tile::Vec<float, 4> x = {{sum.acc[0], sum.acc[1], sum.acc[2], sum.acc[3]}};
-            store(to, result, pair * 16 + lane_idx % 4 * kOfPair, x);
-          });
+    if (shape.cluster_log2 == 1) {
+      add_up_blocks<2>();
+    } else {
+      add_up_blocks<kMostBlocks>();
     }
     ptx::cluster_leave();  // the next segment's copies come to where others read
+  }
+  static constexpr int kMostBlocks = 8;  // of a cluster
+  static constexpr int kWarpsLog2 = kShape.row_groups == 1 ? kGroups / 2 : kGroups / 2 + 1;
+  static_assert(1 << kWarpsLog2 == num_warps(kShape));
+
+  // The same for clusters of up to kBlocks. A line is 8 rows of the 16 columns that a warp has at a
+  // time. Each warp of the cluster has lines of the same rows, one or some, so that weights, and
+  // where the rows go, are found once. Rows that do not exist have no lines.
+  template <int kBlocks>
+  __device__ __forceinline__ void add_up_blocks() const {
+    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim>;
+    const int log2 = kBlocks == 2 ? 1 : shape.cluster_log2, size = 1 << log2;
+    const int lines = min((num_rows - m0 + 7) / 8, kShape.row_groups * 2) * kPairs;
+    // The warps of the cluster are a power of two: no division.
+    const int warps = 1 << (kWarpsLog2 + log2), each = (lines + warps - 1) >> (kWarpsLog2 + log2);
+    const int warp =
+        static_cast<int>(threadIdx.x) / 32 * size + static_cast<int>(rank_in_cluster(shape));
+    const int first = warp * each;
+    const int row_of_block = first / kPairs * 8 + lane_idx / 4, row = m0 + row_of_block;
+    if (first >= lines || row >= num_rows) return;
+    const ptx::SmemAddress sStats = ptx::smem_address(stats(row_of_block));
+    float weights[kBlocks], sums[kBlocks], x[kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      float of_block[2];
+      ptx::load_of_block(of_block, sStats, static_cast<unsigned>(min(i, size - 1)));
+      weights[i] = of_block[0], sums[i] = of_block[1];
+    }
+    load_line(x, first, size);
+    tile::OnlineSoftmax whole;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) whole.row_max = fmaxf(whole.row_max, weights[i]);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if (i >= size) continue;
+      weights[i] = whole.probability(weights[i], 1.0f);
+      whole.row_sum = fmaf(weights[i], sums[i], whole.row_sum);
+    }
+    const PartStats all = {whole.row_max, whole.row_sum};
+    with_result(row, all, first % kPairs == 0, [&](const auto& to, const auto& result) {
+#pragma unroll 1
+      for (int line = first;;) {
+        tile::Vec<float, 4> sum{};
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          if (i >= size) continue;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum.x[e] = fmaf(weights[i], x[i][e], sum.x[e]);
+        }
+        store(to, result, line % kPairs * 16 + lane_idx % 4 * kOfPair, sum);
+        if (++line == first + each) break;
+        load_line(x, line, size);
+      }
+    });
+  }
+
+  // A line of all of the cluster's blocks.
+  template <int kBlocks>
+  __device__ __forceinline__ void load_line(float (&x)[kBlocks][4], int line, int size) const {
+    const ptx::SmemAddress sPart =
+        ptx::smem_address(ptx::dynamic_smem()) + (line * 32 + lane_idx) * 16;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      // Without zeros, registers of blocks that there are not would be kept all the time.
+      x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0.0f;
+      if (i < size) ptx::load_of_block(x[i], sPart, static_cast<unsigned>(i));
+    }
   }
 
   // Calls store_with(to, result) for where a row goes and what its sums are multiplied with; its
@@ -417,9 +455,10 @@ struct Consumer {
     with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
       const ResultRow<decltype(element)> to(params, segment.sequence,
                                             segment.head_kv * heads + row - query * heads, query);
-      const tile::RowResult result = finalize(all, to.sink, of_values);
-      if (to.lse && stores_lse && lane_idx % 4 == 0) *to.lse = result.lse;
-      store_with(to, result);
+      store_with(to, finalize(all, to.sink, of_values));
+      // The logarithm is worked out where it is wanted alone.
+      if (to.lse && stores_lse && lane_idx % 4 == 0)
+        *to.lse = finalize(all, to.sink, of_values).lse;
     });
   }
   // A lane's sums of 16 columns of a row, from its first one on.
