@@ -389,6 +389,18 @@ DECODE_BUGS = (
         "parts_of_row[0].row_max",
     ),
     _decode(
+        "nine rows taken for few",
+        "consumer.cuh",
+        "num_rows - m0 <= 8",
+        "num_rows - m0 <= 9",
+    ),
+    _decode(
+        "columns of half of the groups, where rows are few",
+        "consumer.cuh",
+        "(few ? group : group / 2) * pairs",
+        "group / 2 * pairs",
+    ),
+    _decode(
         "parts without their statistics",
         "consumer.cuh",
         "static_cast<PartStats*>(shape.stats)[at] = all;",

@@ -285,16 +285,38 @@ struct Consumer {
         stats(row_group * 16 + 8 * h + lane_idx / 4)[group] = {row.row_max, row.row_sum};
     }
     rows.softmax.scale_rows(scale_log2(), rows.acc_o);
-    tile::mma::store_part<kHeadDim>(part(group), rows.acc_o[0], lane_idx);
+    store_half<0>(rows);
+    if (!has_few_rows()) store_half<1>(rows);
     __syncthreads();
+  }
+
+  // Half of store_part(): the first or last 8 rows.
+  template <int kHalf>
+  __device__ __forceinline__ void store_half(const Rows& rows) const {
+    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim>;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float (&left)[4] = rows.acc_o[0][2 * i], (&right)[4] = rows.acc_o[0][2 * i + 1];
+      const float x[4] = {left[2 * kHalf], left[2 * kHalf + 1], right[2 * kHalf],
+                          right[2 * kHalf + 1]};
+      tile::store(part(group)[kHalf * kPairs + i][lane_idx].x, x);
+    }
+  }
+
+  // Whether the block has 8 rows or fewer, as one query has: those behind them cost nothing at its
+  // end then, but where loops are unrolled.
+  __device__ __forceinline__ bool has_few_rows() const {
+    return kShape.row_groups == 1 && !kScarce && num_rows - m0 <= 8;
   }
 
   // Adds up the groups' parts, in their order: of 8 rows of the row group and a share of the
   // columns. Stores the sum, or where it is a part itself, leaves it in the workspace, or to the
   // cluster.
   __device__ __forceinline__ void add_up() const {
-    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim> / kShares;
-    const int h = group % 2, share = group / 2;
+    constexpr int kMostPairs = tile::mma::kPartPairs<kHeadDim> / kShares;
+    const bool few = has_few_rows();
+    const int h = few ? 0 : group % 2, pairs = few ? kMostPairs / 2 : kMostPairs;
+    const int first_pair = (few ? group : group / 2) * pairs;
     const int row_of_block = row_group * 16 + 8 * h + lane_idx / 4, row = m0 + row_of_block;
     const PartStats* const parts_of_row = stats(row_of_block);
     float weights[kGroups];
@@ -308,7 +330,7 @@ struct Consumer {
     }
     const PartStats all = {whole.row_max, whole.row_sum};
     const auto of_group = [&](int g, int i) -> tile::Vec<float, 4>& {
-      return part(g)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx];
+      return part(g)[h * tile::mma::kPartPairs<kHeadDim> + first_pair + i][lane_idx];
     };
     const auto sum_of = [&](int i) {
       tile::Vec<float, 4> sum{};
@@ -321,47 +343,55 @@ struct Consumer {
       }
       return sum;
     };
-    // Loops are not unrolled where a lane has few columns: instructions that run once take longer
-    // to fetch than to run. Sums are made in one place then, and wait in shared memory.
-    // With keys of bytes, all of them would take one register more than there are on 8.9.
-    constexpr int kUnroll = !kScarce ? 1 : kBytes ? 8 : kPairs;
-    if (!kScarce || (ptx::kClusters && shape.cluster_log2 > 0)) {
-      // Where the first group's part was, of which nobody else reads this lane's.
-#pragma unroll kUnroll
-      for (int i = 0; i < kPairs; ++i) tile::store(of_group(0, i).x, sum_of(i).x);
-    }
-    const auto sum_at = [&](int i) {
-      if constexpr (kScarce) {
-        return sum_of(i);
-      } else {
-        return of_group(0, i);
-      }
-    };
-    if constexpr (ptx::kClusters) {
-      if (shape.cluster_log2 > 0) {
-        __syncthreads();  // all have read the groups' statistics
-        if (share == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
-        return add_up_cluster();
-      }
-    }
-    const int first_column = share * kPairs * 16 + lane_idx % 4 * kOfPair;
-    if (row < num_rows && segment.is_complete()) {
-      with_result(row, all, share == 0, [&](const auto& to, const tile::RowResult& result) {
-#pragma unroll kUnroll
-        for (int i = 0; i < kPairs; ++i) store(to, result, first_column + 16 * i, sum_at(i));
-      });
-    } else if (row < num_rows) {
-      const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
-      if (share == 0 && lane_idx % 4 == 0) static_cast<PartStats*>(shape.stats)[at] = all;
-      float* const to = shape.outs + at * kHeadDim;
-#pragma unroll kUnroll
-      for (int i = 0; i < kPairs; ++i) {
-        const tile::Vec<float, 4> sum = sum_at(i);
-        // The accumulators of a row that saw nothing are 0.
+    const bool in_cluster = ptx::kClusters && shape.cluster_log2 > 0;
+    const bool is_part = !in_cluster && !segment.is_complete();
+    const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
+    const int first_column = first_pair * 16 + lane_idx % 4 * kOfPair;
+    const auto leave = [&](int i, const tile::Vec<float, 4>& sum) {
+      float* const to = shape.outs + at * kHeadDim + first_column + 16 * i;
+      // The accumulators of a row that saw nothing are 0.
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          tile::store(to + first_column + 16 * i + kNextPair * e, pair_of(sum, e).x);
+      for (int e = 0; e < 2; ++e) tile::store(to + kNextPair * e, pair_of(sum, e).x);
+    };
+    // Loops are hardly unrolled where a lane has few columns: instructions that run once take
+    // longer to fetch than to run. Sums are made in one place then, and results wait in shared
+    // memory. With keys of bytes, all of them would take one register more than there are on 8.9.
+    constexpr int kUnroll = !kScarce ? 1 : kBytes ? 8 : kMostPairs, kAtOnce = kMostPairs / 2;
+    if constexpr (!kScarce) {
+#pragma unroll 1
+      for (int first = 0; first < pairs; first += kAtOnce) {
+#pragma unroll
+        for (int i = first; i < first + kAtOnce; ++i) {
+          const tile::Vec<float, 4> sum = sum_of(i);
+          // Where the first group's part was, of which nobody else reads this lane's.
+          if (!is_part) {
+            tile::store(of_group(0, i).x, sum.x);
+          } else if (row < num_rows) {
+            leave(i, sum);
+          }
+        }
       }
+    } else if (in_cluster) {
+#pragma unroll kUnroll
+      for (int i = 0; i < pairs; ++i) tile::store(of_group(0, i).x, sum_of(i).x);
+    }
+    if (in_cluster) {
+      __syncthreads();  // all have read the groups' statistics
+      if (first_pair == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
+      return add_up_cluster();
+    }
+    if (row < num_rows && is_part) {
+      if (first_pair == 0 && lane_idx % 4 == 0) static_cast<PartStats*>(shape.stats)[at] = all;
+      if constexpr (kScarce) {
+#pragma unroll kUnroll
+        for (int i = 0; i < pairs; ++i) leave(i, sum_of(i));
+      }
+    } else if (row < num_rows) {
+      with_result(row, all, first_pair == 0, [&](const auto& to, const tile::RowResult& result) {
+#pragma unroll kUnroll
+        for (int i = 0; i < pairs; ++i)
+          store(to, result, first_column + 16 * i, kScarce ? sum_of(i) : of_group(0, i));
+      });
     }
     __syncthreads();  // the next segment's copies come to where the parts are
   }
