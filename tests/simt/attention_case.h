@@ -165,10 +165,14 @@ inline void rewrite(const std::vector<std::int32_t>& lengths) {
 
 // Does to a launch's tensors and lengths all that a grid ahead of it may do.
 template <typename T, typename Out>
-void rewrite(const Tensors<T, Out>& t) {
+void rewrite_but_lengths(const Tensors<T, Out>& t) {
   rewrite(t.q), rewrite(t.k), rewrite(t.v), rewrite(t.out), rewrite(t.lse);
   rewrite(t.q_descale), rewrite(t.k_descale), rewrite(t.v_descale);
   rewrite(t.bias), rewrite(t.bias_float32), rewrite(t.mask), rewrite(t.alibi), rewrite(t.sinks);
+}
+template <typename T, typename Out>
+void rewrite(const Tensors<T, Out>& t) {
+  rewrite_but_lengths(t);
   rewrite(t.cu_seqlens_q), rewrite(t.cu_seqlens_k), rewrite(t.seqused_k);
 }
 

@@ -204,6 +204,16 @@ void start_early(Launch* launch, const Tensors& tensors) {
   launch->grid_ahead_context = const_cast<Tensors*>(&tensors);
 }
 
+// The same for a grid behind one that waits for whoever computes lengths: it may read these before
+// its own wait.
+template <typename Tensors>
+void start_early_behind(Launch* launch, const Tensors& tensors) {
+  launch->grid_ahead = [](void* context) {
+    if (kThreadSanitizer) rewrite_but_lengths(*static_cast<const Tensors*>(context));
+  };
+  launch->grid_ahead_context = const_cast<Tensors*>(&tensors);
+}
+
 // Ends the program, by name, where a case of a few seconds takes minutes.
 class HangGuard {
  public:

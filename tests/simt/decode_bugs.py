@@ -1,9 +1,8 @@
 """Bugs of decode: each breaks one rule of where keys lie, which are seen, or how parts add up.
 
-They name their place by a file and the text there, which says once what is replaced. Two changes
-are not among them, because they change nothing: a limit of leftpad_k by the length (what begins
-behind its end is empty), and `<=` in part_of() (of a row block that begins with the thread block's
-first unit the other place is free).
+They name their place by a file and the text there, which says once what is replaced. A limit of
+leftpad_k by the length is not among them, because it changes nothing: what begins behind its end
+is empty.
 """
 
 from __future__ import annotations
@@ -218,16 +217,21 @@ DECODE_BUGS = (
     _decode(
         "two parts of a block in one place",
         "schedule.cuh",
-        "(start < block * per_block ? 0 : 1)",
+        "(begins ? part_behind(shape_) : 0)",
         "0",
     ),
     _decode(
         "units shared out rounded down",
         "schedule.cuh",
-        "(total + num_blocks - 1) / num_blocks",
-        "total / num_blocks",
+        "quotient(total - 1) + 1",
+        "quotient(total)",
     ),
-    _decode("a row block's later part as its first", "schedule.cuh", "(begins ? 1 : 0)", "1"),
+    _decode(
+        "a row block's later part as its first",
+        "schedule.cuh",
+        "(begins ? part_behind(shape_) : 0)",
+        "part_behind(shape_)",
+    ),
     _decode("parts taken for the whole", "schedule.cuh", "segment->count == blocks_.tiles", "true"),
     _decode(
         "the whole taken for a part",
@@ -253,8 +257,8 @@ DECODE_BUGS = (
     _decode(
         "units for beginning left out of the search",
         "combine.cuh",
-        "begin + kBegin;",
-        "begin;",
+        "begin : begin + kBegin)",
+        "begin : begin)",
     ),
     _decode(
         "parts end behind the row block",
@@ -317,19 +321,25 @@ DECODE_BUGS = (
         "before_ += all;",
         ";",
     ),
+    _decode(
+        "units of the sequence itself before it",
+        "schedule.cuh",
+        "lane_ < sequence ? units",
+        "lane_ <= sequence ? units",
+    ),
     # How parts of several blocks add up.
     _decode("sums not scaled down to a later part", "parts.cuh", "acc[e] *= factor;", ""),
     _decode(
         "parts of one weight",
         "parts.cuh",
-        "const float weight = row.probability(stats[i].row_max, 1.0f);",
-        "const float weight = stats[i].row_max == -INFINITY ? 0.0f : 1.0f;",
+        "exists ? row.probability(stats.row_max, 1.0f) : 0.0f",
+        "exists && stats.row_max > -INFINITY ? 1.0f : 0.0f",
     ),
     _decode(
         "statistics not weighed",
         "parts.cuh",
-        "fmaf(weight, stats[i].row_sum, row.row_sum)",
-        "stats[i].row_sum + row.row_sum",
+        "fmaf(weight, stats.row_sum, row.row_sum)",
+        "stats.row_sum + row.row_sum",
     ),
     _decode(
         "rows of one block again",
@@ -340,22 +350,52 @@ DECODE_BUGS = (
     _decode(
         "last part left out",
         "combine.cuh",
-        "parts.end = (begin + schedule.of_block - 1) / parts.per + 1;",
-        "parts.end = (begin + schedule.of_block - 1) / parts.per;",
+        "parts.end = (begin + schedule.of_block - 1) / per + 1;",
+        "parts.end = (begin + schedule.of_block - 1) / per;",
     ),
     _decode(
         "a part too many",
         "combine.cuh",
-        "parts.end = (begin + schedule.of_block - 1) / parts.per + 1;",
-        "parts.end = (begin + schedule.of_block) / parts.per + 1;",
+        "parts.end = (begin + schedule.of_block - 1) / per + 1;",
+        "parts.end = (begin + schedule.of_block) / per + 1;",
     ),
     _decode(
-        "last part several times",
-        "parts.cuh",
-        "if (i >= count) continue;",
-        "",
+        "a part behind a group's last",
+        "combine.cuh",
+        "(left - group_ + kGroups - 1) / kGroups;",
+        "(left - group_ + kGroups - 1) / kGroups + 1;",
     ),
-    _decode("parts of the first row", "combine.cuh", "* kBlockM + row_of_block", "* kBlockM"),
+    _decode(
+        "statistics of the lane alone",
+        "combine.cuh",
+        "tile::reduce_sum<kAtOnce>(sum.row.row_sum)",
+        "sum.row.row_sum",
+    ),
+    _decode(
+        "statistics of the first part where others have them",
+        "combine.cuh",
+        "(of_lane == 0 ? further : 0)",
+        "0",
+    ),
+    _decode(
+        "the first part where others are",
+        "combine.cuh",
+        "out_ + further * kColumns",
+        "out_",
+    ),
+    _decode(
+        "the first part again",
+        "combine.cuh",
+        ", first_out = out;",
+        ";",
+    ),
+    _decode(
+        "statistics of the first part again",
+        "combine.cuh",
+        ", first_stats = stats;",
+        ";",
+    ),
+    _decode("parts of the first row", "combine.cuh", "* kBlockM + parts.row_of_block", "* kBlockM"),
     _decode(
         "parts of the first row block",
         "combine.cuh",
@@ -371,8 +411,8 @@ DECODE_BUGS = (
     _decode(
         "groups' sums not added up",
         "combine.cuh",
-        "all.add(of_groups, x, kGroups);",
-        "all.add(of_groups, x, 1);",
+        "all = RunningSum::of(of_groups, x);",
+        ";",
     ),
     _decode("one row of several", "combine.cuh", "index += gridDim.x", "index = rows"),
     # How parts of a block's groups add up, and results.

@@ -59,7 +59,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   simt::Launch rows{dim3(static_cast<unsigned>((combined + rows_of_block - 1) / rows_of_block)),
                     dim3(decode::kCombineThreads),
                     static_cast<std::size_t>(decode::combine_smem_bytes()), schedule};
-  simt::start_early(&rows, tensors);
+  simt::start_early_behind(&rows, tensors);
   simt::launch(rows,
                [&] { decode::combine_kernel<T, kTile, kVariant, sizeof(KV)>(params, shape); });
 }

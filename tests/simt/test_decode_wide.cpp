@@ -32,7 +32,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
                             decode::combine_blocks(decode::kWideTile);
   simt::Launch rows{dim3(static_cast<unsigned>(grid)), dim3(decode::kCombineThreads),
                     static_cast<std::size_t>(decode::combine_smem_bytes()), schedule};
-  simt::start_early(&rows, tensors);
+  simt::start_early_behind(&rows, tensors);
   simt::launch(rows, [&] {
     decode::combine_kernel<T, decode::kWideTile, kVariant, sizeof(KV)>(params, shape);
   });

@@ -8,6 +8,7 @@
 // are added up in shared memory. Rows that one thread block had all keys of are done already, and
 // rows that see no key get their result here.
 
+#include "cuda/ptx/fence.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/key_parts/parts.cuh"
@@ -30,22 +31,20 @@ struct CombinedRow {
   }
 };
 
-// Where the parts of a row are.
+// Where the parts of a row are: one behind the other, but for the first.
 struct PartsOfRow {
   bool is_done = false;         // none, and nothing is left to do
-  bool own = false;             // each unit's is at its own number
-  unsigned first = 0, end = 0;  // by thread block, or by unit if own
-  unsigned per = 1, start = 0;  // as part_of() counts
+  unsigned first = 0, end = 0;  // by thread block, or by unit where each has a part of its own
+  unsigned to_first = 0;        // so many parts behind its number the first one lies
   int row_of_block = 0;
   int pair_log2 = 0, rank = 0;  // of row blocks side by side
 
   template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
-                                                  const DecodeShape& shape,
-                                                  const CombinedRow& row) {
+                                                  const DecodeShape& shape, const CombinedRow& row,
+                                                  Partition schedule) {
     constexpr int kBegin = fixed_overhead_tiles(kBlockN);
     PartsOfRow parts;
-    WrittenSchedule schedule(params, shape, row.sequence);
     const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN, kPairs>(params, shape, row.sequence);
     if (row.query >= Lengths(params, row.sequence).seqlen_q) {
       parts.is_done = true;
@@ -60,14 +59,14 @@ struct PartsOfRow {
         row_block >>= parts.pair_log2;
       }
       schedule.set_blocks(params, shape, blocks, row.sequence, kBegin);
-      parts.own = by_parts(shape, schedule.part_tiles);
-      parts.per = parts.own ? 1 : per_block(schedule.total, shape.num_blocks);
+      const bool own = by_parts(shape, schedule.part_tiles);
+      const unsigned per = own ? 1 : per_block(schedule.total, shape);
       const unsigned begin =
           schedule.before +
           static_cast<unsigned>(head_kv * blocks.of_head + row_block) * schedule.of_block;
-      parts.start = parts.own ? begin : begin + kBegin;
-      parts.first = parts.start / parts.per;
-      parts.end = (begin + schedule.of_block - 1) / parts.per + 1;
+      parts.first = (own ? begin : begin + kBegin) / per;
+      parts.end = (begin + schedule.of_block - 1) / per + 1;
+      parts.to_first = own ? 0 : part_behind(shape);
       parts.is_done = parts.end - parts.first == 1;
       if constexpr (kPairs) {
         parts.is_done =
@@ -77,69 +76,116 @@ struct PartsOfRow {
     }
     return parts;
   }
-  // The index of a row among the parts in the workspace.
-  template <int kBlockM>
-  __device__ __forceinline__ std::int64_t at(unsigned i) const {
-    const unsigned part = own ? i : part_of(i, per, start);
-    return std::int64_t{(part << pair_log2) + static_cast<unsigned>(rank)} * kBlockM + row_of_block;
-  }
 };
 
 // Adds up the parts of a row, in columns from `first_column` on, four a lane: a thread block has
-// kLanes lanes a group, and each group every so many-th part.
-template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes>
-__device__ __forceinline__ void add_up_row(const AttentionParams& params, const DecodeShape& shape,
-                                           const CombinedRow& row, const PartsOfRow& parts,
-                                           int first_column) {
-  constexpr int kGroups = kCombineThreads / kLanes, kAtOnce = 8;
-  const int group = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int column = first_column + lane * 4;
-  RunningSum sum;
-  // Several at a time, so that their loads are on their way together.
+// kLanes lanes a group, and each group every so many-th part. What needs no memory is worked out
+// when it is made, which may be before the wait for the grid ahead; then one round trip to memory
+// brings all that several parts a group have.
+template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes, bool kPairs = false>
+class RowOfParts {
+ public:
+  __device__ __forceinline__ RowOfParts(const AttentionParams& params, const DecodeShape& shape,
+                                        const CombinedRow& row, const PartsOfRow& parts,
+                                        int first_column)
+      : params_(params),
+        shape_(shape),
+        row_(row),
+        parts_(parts),
+        group_(static_cast<int>(threadIdx.x) / kLanes),
+        lane_(static_cast<int>(threadIdx.x) % kLanes),
+        column_(first_column + lane_ * 4),
+        to_(params, row.sequence, row.head, row.query) {
+    const int log2 = kPairs ? parts.pair_log2 : 0, rank = kPairs ? parts.rank : 0;
+    const unsigned first = ((parts.first + static_cast<unsigned>(group_)) << log2) + rank;
+    const std::int64_t at = std::int64_t{first} * kBlockM + parts.row_of_block;
+    const std::int64_t further = group_ == 0 ? std::int64_t{parts.to_first << log2} * kBlockM : 0;
+    const int of_lane = lane_ % kAtOnce;
+    stats_ = static_cast<const PartStats*>(shape.stats) + at + of_lane * next();
+    first_stats_ = stats_ + (of_lane == 0 ? further : 0);
+    out_ = shape.outs + at * kColumns + column_;
+    first_out_ = out_ + further * kColumns;
+  }
+
+  __device__ __forceinline__ void add_up() {
+    const float of_values = value_scale<kKeyBytes>(
+        params_, row_.sequence, row_.head / static_cast<int>(shape_.packed_heads.divisor()));
+    RunningSum sum;
+    const PartStats *stats = stats_, *first_stats = first_stats_;
+    const float *out = out_, *first_out = first_out_;
 #pragma unroll 1
-  for (unsigned part = parts.first + group; part < parts.end; part += kAtOnce * kGroups) {
-    PartStats stats[kAtOnce];
-    float x[kAtOnce][4];
+    for (int left = static_cast<int>(parts_.end - parts_.first); left > 0;
+         left -= kAtOnce * kGroups) {
+      const int count = (left - group_ + kGroups - 1) / kGroups;
+      PartStats of_lane{};
+      if (lane_ % kAtOnce < count) of_lane = *first_stats;
+      float x[kAtOnce][4];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const std::int64_t at = parts.at<kBlockM>(min(part + i * kGroups, parts.end - 1));
-      stats[i] = static_cast<const PartStats*>(shape.stats)[at];
-      tile::load(x[i], shape.outs + at * out_columns(kHeadDim) + column);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i < count) tile::load(x[i], i == 0 ? first_out : out + i * next() * kColumns);
+      }
+      stats += kAtOnce * next(), first_stats = stats;
+      out += kAtOnce * next() * kColumns, first_out = out;
+      sum.add(of_lane, x, count);
     }
-    sum.add(stats, x, static_cast<int>((parts.end - part + kGroups - 1) / kGroups));
-  }
-  RunningSum all = sum;
-  if constexpr (kGroups > 1) {
-    // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
-    auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
-    auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
-    tile::store(sums[threadIdx.x].x, sum.acc);
-    if (lane == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
-    __syncthreads();
-    if (group > 0) return;
-    PartStats of_groups[kGroups];
-    float x[kGroups][4];
+    sum.row.row_sum = tile::reduce_sum<kAtOnce>(sum.row.row_sum);
+    RunningSum all = sum;
+    if constexpr (kGroups > 1) {
+      // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
+      auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
+      auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
+      tile::store(sums[threadIdx.x].x, sum.acc);
+      if (lane_ == 0) stats[group_] = {sum.row.row_max, sum.row.row_sum};
+      __syncthreads();
+      if (group_ > 0) return;
+      PartStats of_groups[kGroups];
+      float x[kGroups][4];
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      of_groups[g] = stats[g];
-      tile::load(x[g], sums[g * kLanes + lane].x);
+      for (int g = 0; g < kGroups; ++g) {
+        of_groups[g] = stats[g];
+        tile::load(x[g], sums[g * kLanes + lane_].x);
+      }
+      all = RunningSum::of(of_groups, x);
     }
-    all = RunningSum();
-    all.add(of_groups, x, kGroups);
-  }
-  const ResultRow<T> to(params, row.sequence, row.head, row.query);
-  const float of_values = value_scale<kKeyBytes>(
-      params, row.sequence, row.head / static_cast<int>(shape.packed_heads.divisor()));
-  const tile::RowResult result = finalize({all.row.row_max, all.row.row_sum}, to.sink, of_values);
-  if (to.lse && column == 0) *to.lse = result.lse;
+    const auto result = [&] {
+      return finalize({all.row.row_max, all.row.row_sum}, to_.sink, of_values);
+    };
+    const float scale = result().scale;
 #pragma unroll
-  for (int e = 0; e < 4; e += 2) {
-    store_pair(to.out, column + e, tile::scaled(all.acc[e], result.scale),
-               tile::scaled(all.acc[e + 1], result.scale), static_cast<int>(params.head_dim_v),
-               shape.store_bytes);
+    for (int e = 0; e < 4; e += 2) {
+      store_pair(to_.out, column_ + e, tile::scaled(all.acc[e], scale),
+                 tile::scaled(all.acc[e + 1], scale), static_cast<int>(params_.head_dim_v),
+                 shape_.store_bytes);
+    }
+    if (to_.lse && column_ == 0) *to_.lse = result().lse;  // its logarithm is worked out here alone
   }
-}
+
+ private:
+  // Parts of a group at once: 32 of all groups.
+  static constexpr int kGroups = kCombineThreads / kLanes, kAtOnce = kLanes < 32 ? 4 : 8;
+  static constexpr int kColumns = out_columns(kHeadDim);
+
+  // Rows from one of a group's parts to the next.
+  __device__ __forceinline__ int next() const {
+    return kGroups * kBlockM << (kPairs ? parts_.pair_log2 : 0);
+  }
+
+  const AttentionParams& params_;
+  const DecodeShape& shape_;
+  const CombinedRow& row_;
+  const PartsOfRow& parts_;
+  const int group_, lane_, column_;
+  const ResultRow<T> to_;
+  // The group's parts. One of each kAtOnce lanes has the statistics of one of them, and all lanes
+  // have four columns of each. first_*: of the first, which may lie further on.
+  const PartStats *stats_, *first_stats_;
+  const float *out_, *first_out_;
+};
+
+// The most sequences whose lengths a thread block reads once more while it waits, to know how the
+// work is partitioned when it adds up, rather than read then what the keys' kernel has written.
+// Where there are more, most thread blocks begin when there is nothing to wait for.
+constexpr std::int64_t kMostCounted = 16;
 
 // The kernel of a family whose thread blocks have row blocks of kBlockM rows and tiles of kBlockN
 // keys, of elements of kKeyBytes.
@@ -149,18 +195,24 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   constexpr int kColumns = combine_columns(kHeadDim);
   constexpr unsigned kBlocks = combine_blocks(kHeadDim);
   ptx::let_next_grid_start_before_wait();
-  // The grid ahead of both may compute the lengths, and the kernel writes how it partitioned them.
-  if (!shape.uniform) ptx::wait_for_grids_ahead();
+  // The grid ahead of both may compute the lengths: the keys' kernel has waited for it.
+  const bool counts = ptx::kStartsEarly && !shape.uniform && params.batch_size <= kMostCounted;
+  if (counts) ptx::see_as_grid_ahead();
+  const bool waits = shape.uniform || counts;
+  if (!waits) ptx::wait_for_grids_ahead();
+  const DecodeSchedule<kBlockM, kBlockN> schedule(params, shape, counts);
   unsigned index = blockIdx.x;  // there is a row for each thread block
 #pragma unroll 1
   do {
     const CombinedRow row(params, index / kBlocks);
-    const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
-    ptx::wait_for_grids_ahead();
-    if (!parts.is_done) {
-      add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(
-          params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
-    }
+    const PartsOfRow parts =
+        PartsOfRow::of<kBlockM, kBlockN>(params, shape, row,
+                                         counts ? schedule.of_sequence(row.sequence)
+                                                : Partition::written(params, shape, row.sequence));
+    RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4> adder(
+        params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
+    if (waits) ptx::wait_for_grids_ahead();
+    if (!parts.is_done) adder.add_up();
     __syncthreads();  // the next row's sums come to the same memory
     index += gridDim.x;
   } while (index < static_cast<unsigned>(rows_to_combine(params, kHeadDim)));
@@ -190,7 +242,8 @@ __device__ __forceinline__ void combine_row_block(const AttentionParams& params,
     return CombinedRow(sequence, first_head + first_row + i - query * heads, query);
   };
   if (!shape.uniform) ptx::wait_for_grids_ahead();
-  PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN, true>(params, shape, row(0));
+  PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN, true>(
+      params, shape, row(0), Partition::written(params, shape, sequence));
   if (shape.uniform) ptx::wait_for_grids_ahead();
   if (parts.is_done) return;
   const int num_rows = min(Lengths(params, sequence).rows(shape) - first_row, kBlockM);
@@ -198,15 +251,20 @@ __device__ __forceinline__ void combine_row_block(const AttentionParams& params,
 #pragma unroll 1
     for (int i = slice; i < num_rows; i += slices) {
       parts.row_of_block = i;
-      add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kCombineThreads>(params, shape, row(i), parts, 0);
+      const CombinedRow at = row(i);
+      RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kCombineThreads, true>(params, shape, at, parts,
+                                                                         0)
+          .add_up();
     }
     return;
   }
 #pragma unroll 1
   for (int i = slice; i < num_rows * kChunks; i += slices) {
     parts.row_of_block = i / kChunks;
-    add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(params, shape, row(i / kChunks),
-                                                              parts, i % kChunks * kColumns);
+    const CombinedRow at = row(i / kChunks);
+    RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4, true>(params, shape, at, parts,
+                                                                    i % kChunks * kColumns)
+        .add_up();
     __syncthreads();  // the next one's sums come to the same memory
   }
 }

@@ -6,6 +6,7 @@
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
 
 // Parts of rows of out, over some of their keys each, and how they are added up: those of a block's
 // groups of warps in shared memory, and those of several blocks in the workspace.
@@ -18,25 +19,41 @@ struct RunningSum {
   tile::OnlineSoftmax row;
   float acc[4] = {};
 
-  // The first `count` of them.
-  template <int kMost>
-  __device__ __forceinline__ void add(const PartStats (&stats)[kMost], const float (&x)[kMost][4],
-                                      int count) {
-    float most = -INFINITY;
+  // All parts at once.
+  template <int kParts>
+  __device__ __forceinline__ static RunningSum of(const PartStats (&stats)[kParts],
+                                                  const float (&x)[kParts][4]) {
+    RunningSum sum;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      if (i < count) most = fmaxf(most, stats[i].row_max);
+    for (int i = 0; i < kParts; ++i) sum.row.row_max = fmaxf(sum.row.row_max, stats[i].row_max);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float weight = sum.row.probability(stats[i].row_max, 1.0f);
+      sum.row.row_sum = fmaf(weight, stats[i].row_sum, sum.row.row_sum);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum.acc[e] = fmaf(weight, x[i][e], sum.acc[e]);
     }
+    return sum;
+  }
+
+  // Adds `count` parts, where each of kMost neighbouring lanes, which add up the same ones, has the
+  // statistics of one: `stats`. row_sum is this lane's part of the sum. All lanes call it.
+  template <int kMost>
+  __device__ __forceinline__ void add(const PartStats& stats, const float (&x)[kMost][4],
+                                      int count) {
+    const bool exists = static_cast<int>(threadIdx.x) % kMost < count;
+    const float most = tile::reduce_max<kMost>(exists ? stats.row_max : -INFINITY);
     const float factor = row.raise_max(most, 1.0f);
+    const float weight = exists ? row.probability(stats.row_max, 1.0f) : 0.0f;
+    if (exists) row.row_sum = fmaf(weight, stats.row_sum, row.row_sum);
 #pragma unroll
     for (int e = 0; e < 4; ++e) acc[e] *= factor;
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
+      const float of_part = __shfl_sync(tile::kFullMask, weight, i, kMost);
       if (i >= count) continue;
-      const float weight = row.probability(stats[i].row_max, 1.0f);
-      row.row_sum = fmaf(weight, stats[i].row_sum, row.row_sum);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc[e] = fmaf(weight, x[i][e], acc[e]);
+      for (int e = 0; e < 4; ++e) acc[e] = fmaf(of_part, x[i][e], acc[e]);
     }
   }
 };

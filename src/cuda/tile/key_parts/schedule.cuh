@@ -132,30 +132,31 @@ __device__ __forceinline__ unsigned rank_in_pair(const DecodeShape& shape) {
   return blockIdx.x & ((1u << shape.pair_log2) - 1);
 }
 
-// Where part `block` of a row block goes whose first tile is unit `start`: a thread block has at
-// most one that began before its own units, and one that goes on behind them.
-__device__ __forceinline__ unsigned part_of(unsigned block, unsigned per_block, unsigned start) {
-  return 2 * block + (start < block * per_block ? 0 : 1);
+// Where keys are divided evenly a thread block has at most two parts: one of a row block that began
+// before its own units, which has the block's number, and one of a row block that goes on behind
+// them, so many further. All parts of a row block but its first are one behind the other then.
+__device__ __forceinline__ unsigned part_behind(const DecodeShape& shape) {
+  return shape.num_blocks.divisor();
 }
 
-__device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_blocks) {
-  return (total + num_blocks - 1) / num_blocks;
+__device__ __forceinline__ unsigned per_block(unsigned total, const DecodeShape& shape) {
+  return shape.num_blocks.quotient(total - 1) + 1;  // of no units, any number
 }
 
-// How the work was partitioned, when the kernel that walks the keys is done.
-struct WrittenSchedule {
-  int part_tiles = 0;
-  unsigned total = 0;     // of all sequences
-  unsigned before = 0;    // of those before one
+// How the work was partitioned, as the combine kernel needs to know for a sequence.
+struct Partition {
+  int part_tiles;
+  unsigned total;         // of all sequences
+  unsigned before;        // of those before one
   unsigned of_block = 0;  // of each of its row blocks
 
-  // Reads what the kernel has written, which takes its time: to be called early.
-  __device__ __forceinline__ WrittenSchedule(const AttentionParams& p, const DecodeShape& shape,
-                                             int sequence)
-      : part_tiles(shape.part_tiles) {
-    if (shape.uniform) return;
-    part_tiles = static_cast<int>(shape.starts[p.batch_size + 1]);
-    total = shape.starts[p.batch_size], before = shape.starts[sequence];
+  // Reads what the kernel that walks the keys has written, which takes its time: to be called
+  // early.
+  __device__ __forceinline__ static Partition written(const AttentionParams& p,
+                                                      const DecodeShape& shape, int sequence) {
+    if (shape.uniform) return {shape.part_tiles, 0, 0};
+    return {static_cast<int>(shape.starts[p.batch_size + 1]), shape.starts[p.batch_size],
+            shape.starts[sequence]};
   }
   // `blocks`: those of the sequence.
   __device__ __forceinline__ void set_blocks(const AttentionParams& p, const DecodeShape& shape,
@@ -181,12 +182,20 @@ class DecodeSchedule {
   // where tiles have so few keys.
   static constexpr bool kFindsOnly = kBlockN > 32;
 
-  __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape)
+  __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape,
+                                            bool counts = true)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
-    const unsigned total = count();
-    const unsigned per = per_block(total, shape.num_blocks);
-    unit_ = min(index() * per, total);
-    end_ = min(unit_ + per, total);
+    if (!counts) return;
+    total_ = count();
+    const unsigned per = per_block(total_, shape);
+    unit_ = min(index() * per, total_);
+    end_ = min(unit_ + per, total_);
+  }
+
+  // As the combine kernel needs it, of up to 32 sequences.
+  __device__ __forceinline__ Partition of_sequence(int sequence) const {
+    const unsigned own = lane_ < sequence ? units(of(lane_)) : 0;
+    return {part_tiles_, total_, __reduce_add_sync(tile::kFullMask, own)};
   }
 
   // Writes where every sequence begins, where the last one ends, and what was decided, for the
@@ -228,8 +237,11 @@ class DecodeSchedule {
     find();
     const unsigned within = unit_ - before_;
     const auto units = static_cast<unsigned>(blocks_.units_of_block(shape_, part_tiles_, kBegin));
-    const unsigned row_block = within / units, unit = within - row_block * units;
-    const unsigned head = row_block / static_cast<unsigned>(blocks_.of_head);
+    const unsigned row_block = units == 1 ? within : within / units;
+    const unsigned unit = within - row_block * units;
+    // Divisions that few problems need cost a thread block its first hundreds of cycles.
+    const auto of_head = static_cast<unsigned>(blocks_.of_head);
+    const unsigned head = of_head == 1 ? row_block : row_block / of_head;
     segment->sequence = sequence_;
     segment->head_kv = static_cast<int>(head);
     segment->row_block = static_cast<int>(row_block) - segment->head_kv * blocks_.of_head;
@@ -245,9 +257,9 @@ class DecodeSchedule {
       count = min(units - unit, end_ - unit_);
       begin = blocks_.first_tile + static_cast<int>(unit) - kBegin;
       end = begin + static_cast<int>(count);
-      // As part_of() tells: what a block does not begin, began before its own.
       const bool begins = begin <= blocks_.first_tile;
-      segment->part = static_cast<int>(2 * (kPairs ? index() : blockIdx.x) + (begins ? 1 : 0));
+      segment->part =
+          static_cast<int>((kPairs ? index() : blockIdx.x) + (begins ? part_behind(shape_) : 0));
     }
     segment->tile = max(begin, blocks_.first_tile);
     segment->count = min(end, blocks_.end()) - segment->tile;
@@ -331,7 +343,7 @@ class DecodeSchedule {
     if (alike || last >= 0) {
       const unsigned each = units(blocks_);
       if (alike) {
-        sequence_ = static_cast<int>(unit_ / each);
+        sequence_ = sequences() == 1 ? 0 : static_cast<int>(unit_ / each);
         before_ = static_cast<unsigned>(sequence_) * each;
         return;
       }
@@ -363,7 +375,7 @@ class DecodeSchedule {
   const int lane_;
   int part_tiles_ = 0;
   bool joined_ = false;
-  unsigned unit_ = 0, end_ = 0;
+  unsigned total_ = 0, unit_ = 0, end_ = 0;
   int sequence_ = -1;    // none yet
   unsigned before_ = 0;  // units of the sequences before
   RowBlocks blocks_{};   // of the sequence; of all if they are alike

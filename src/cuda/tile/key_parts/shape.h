@@ -14,7 +14,7 @@
 namespace dlattn::tile::key_parts {
 
 struct DecodeShape : LaunchShape {
-  unsigned num_blocks;  // of the kernel that walks the keys; clusters, where it has them
+  Divider num_blocks;  // of the kernel that walks the keys; clusters, where it has them
   // Blocks, or clusters, have whole row blocks: nothing goes to the workspace, and nothing is left
   // to be added up.
   bool whole;
@@ -64,7 +64,7 @@ inline int part_tiles_of(const AttentionParams& p, const Plan& plan, int side_by
       mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
   const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
   const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m * side_by_side));
-  return part_tiles(static_cast<unsigned>(plan.grid / side_by_side),
+  return part_tiles(Divider(static_cast<std::uint32_t>(plan.grid / side_by_side)),
                     static_cast<unsigned>(fixed_overhead_tiles(plan.block_n)),
                     each > 0 ? blocks : 0, blocks * each, each);
 }
@@ -100,12 +100,12 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan,
   DecodeShape shape{};
   static_cast<LaunchShape&>(shape) = make_launch_shape(p, plan, p.num_heads / p.num_heads_kv);
   while (1 << shape.cluster_log2 < plan.cluster_size) ++shape.cluster_log2;
-  shape.num_blocks = static_cast<unsigned>(plan.grid) >> shape.cluster_log2;
+  shape.num_blocks = Divider(static_cast<std::uint32_t>(plan.grid) >> shape.cluster_log2);
   if (use != ClusterUse::kShare) std::swap(shape.cluster_log2, shape.pair_log2);
   if (use == ClusterUse::kJoin) {
     shape.joins = shape.pair_log2 == 1;
     shape.pair_log2 = 0;
-    shape.num_blocks = static_cast<unsigned>(plan.grid);
+    shape.num_blocks = Divider(static_cast<std::uint32_t>(plan.grid));
   }
   shape.whole = plan.num_splits == 1 || shape.cluster_log2 > 0;
   shape.split_tiles = shape.whole ? 0 : static_cast<int>(plan.split_size / plan.block_n);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include "core/util/inline.h"
+#include "cuda/tile/divider.h"
 
 // How row blocks are divided among thread blocks, decided by the host where it knows all lengths,
 // else by every thread block alike.
@@ -18,23 +21,23 @@ constexpr int fixed_overhead_tiles(int block_n) {
 // Parts of one size, as many of each row block as there are thread blocks for, end after the
 // longest; tiles given out one by one after as many as any thread block has, but then most thread
 // blocks have pieces of two row blocks, and begin twice.
-DLATTN_SHARED int part_tiles(unsigned num_blocks, unsigned begin, unsigned row_blocks,
+DLATTN_SHARED int part_tiles(const Divider& blocks, unsigned begin, unsigned row_blocks,
                              unsigned tiles, unsigned most) {
+  const unsigned num_blocks = blocks.divisor();
   if (row_blocks == 0) return 0;
   unsigned each = most, rounds = 1;
   if (row_blocks <= num_blocks) {
     const unsigned parts = num_blocks / row_blocks;
     each = (most + parts - 1) / parts;
   } else {
-    rounds = (row_blocks + num_blocks - 1) / num_blocks;
+    rounds = blocks.quotient(row_blocks + num_blocks - 1);
   }
   // rounds * (each + begin) <= (tiles + row_blocks * begin) / num_blocks + begin, or 1/16 more: to
   // deal tiles takes each thread block its time too.
   unsigned by_parts = rounds * (each + begin) - begin;
   by_parts -= by_parts / 16;
-  return by_parts <= ~0u / num_blocks && by_parts * num_blocks <= tiles + row_blocks * begin
-             ? static_cast<int>(each)
-             : 0;
+  const std::uint64_t of_all = std::uint64_t{by_parts} * num_blocks;
+  return of_all <= tiles + row_blocks * begin ? static_cast<int>(each) : 0;
 }
 
 }  // namespace dlattn::tile::key_parts
