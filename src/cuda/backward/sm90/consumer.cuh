@@ -212,9 +212,8 @@ struct Consumer {
     return visible_queries<kBlockM>(work.mask, key, m * kBlockM + thread.lane % 4 * 2);
   }
 
-  // The part of the step that is over.
-  __device__ __forceinline__ DqPart<kHeadDim, kSoftcap, !kInOrder && !kScoreMod> dq_part() const {
-    return {shared, consumer, use - 1};
+  __device__ __forceinline__ DqPart<kHeadDim, kSoftcap> dq_part() const {
+    return {shared, consumer};
   }
 
   // The sum of tile m of a head. Computed anew rather than kept: registers are scarce.

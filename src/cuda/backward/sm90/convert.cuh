@@ -6,9 +6,8 @@
 
 namespace dlattn::backward_sm90 {
 
-// The sum of dQ to dq, or zeros where no block of keys has added to it. A thread block has a tile
-// of block_m queries of a head, each of its warpgroups one part of it, which it reads as a consumer
-// of the backward kernel had it.
+// The sum of dQ to dq. A thread block has a tile of block_m queries of a head, each of its
+// warpgroups one part of it, which it reads as a consumer of the backward kernel had it.
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
     convert_kernel(const __grid_constant__ Problem p) {
@@ -34,19 +33,12 @@ __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
   ptx::let_next_grid_start();
   if (blockIdx.x >= p.num_blocks || work.m_block * kBlockM >= rows.count) return;
   float acc[kColumns / 2];
-  // The sum of a tile that sees no keys has not been written.
-  bool is_seen = true;
-  if (p.dq_counters) {
-    const auto row =
-        static_cast<std::uint64_t>(first + work.m_block * kBlockM + row_part * kWarpgroupRows);
-    is_seen = p.dq_counters[row / p.dq_counter_rows] != 0;
-  }
 #pragma unroll
   for (int i = 0; i < kColumns / 2; i += 4) {
     float numbers[4];
     tile::load(numbers, from + i * kWarpgroupThreads);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) acc[i + e] = is_seen ? numbers[e] : 0.0f;
+    for (int e = 0; e < 4; ++e) acc[i + e] = numbers[e];
   }
   MutableTensorView columns = p.dq;
   columns.data = static_cast<T*>(p.dq.data) + column;

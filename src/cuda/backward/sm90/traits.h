@@ -101,7 +101,6 @@ struct SmemMap {
   int work;         // the block's keys
   int may_add;      // mbarriers of deterministic kernels
   int score_tiles;  // and of those with bias or mask
-  int dq_barriers;  // and of those whose dQ a warp sends, with a claim (dq_sender.cuh)
   int dq;  // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
   int total;
 };
@@ -118,7 +117,6 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.may_add = map.work + kWorkBytes;
   map.score_tiles = map.may_add + 3 * kNumStages * 8;
-  map.dq_barriers = map.may_add;  // no kernel has both
   map.total = map.score_tiles + (2 * 2 * kNumStages + 2) * 8;
   if (!is_wide(head_dim_tile)) {
     map.dq = (map.total + 127) / 128 * 128;
