@@ -50,8 +50,8 @@ LATENT_BUGS = (
     _latent(
         "parts of the first row block for both",
         "tile/key_parts/combine.cuh",
-        "(part << pair_log2) + static_cast<unsigned>(rank)",
-        "part << pair_log2",
+        "((parts.first + static_cast<unsigned>(group_)) << log2) + rank",
+        "(parts.first + static_cast<unsigned>(group_)) << log2",
     ),
     # Joined parts.
     _latent("the row kept is given too", "join.cuh", "rank() == 0 ? second : first", "first"),
