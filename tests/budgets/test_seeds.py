@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # On the path for these imports alone.
 sys.path.insert(0, str(ROOT / "tests" / "simt"))
-markers, mutants, seed_bugs = map(importlib.import_module, ("markers", "mutants", "seed_bugs"))
+markers, mutants, mutant_runs, seed_bugs = map(
+    importlib.import_module, ("markers", "mutants", "mutant_runs", "seed_bugs")
+)
 sys.path.remove(str(ROOT / "tests" / "simt"))
 
 CUDA = ROOT / "src" / "cuda"
@@ -37,6 +39,14 @@ def test_a_mutant_is_tried_with_a_tile_that_has_its_code_first() -> None:
     assert all((CUDA / file).exists() for file in mutants.FILE_TILE)
     pairs = [mutant for mutant in found if " of a pair" in mutant.kind]
     assert pairs and all(mutant.tile == 256 for mutant in pairs)
+
+
+def test_sources_that_tests_share_are_compiled_with_a_change_of_what_they_include() -> None:
+    """Otherwise the change would be in no test that has it from there, and survive."""
+    tests = ROOT / "tests" / "simt"
+    for file, source in mutant_runs.SHARED_SOURCES.items():
+        assert f'#include "{file}"' in (tests / "attention_test.h").read_text()
+        assert (tests / source).exists()
 
 
 def test_names_of_mutants_tell_them_apart() -> None:

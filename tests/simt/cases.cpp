@@ -249,7 +249,7 @@ std::vector<Case> wmma_cases(bool thread_sanitizer) {
       // Rows that are aligned to less than 16 bytes, and other strides.
       {20, 50, 32, kCausal, 2, 1, Layout::kAlign8},
       {20, 50, 32, kFull, 2, 1, Layout::kAlign4},
-      {20, 50, 32, kCausal, 2, 1, Layout::kAlign2},
+      {20, 50, 32, kCausal, 2, 1, Layout::kAlign2, 64},
       {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };

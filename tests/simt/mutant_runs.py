@@ -25,6 +25,9 @@ from mutants import Mutant, switched_sources
 
 TIMEOUT_S = 300
 NO_CASES = "0 passed, 0 failed\n"
+# Files under src from which a source that is compiled once for all tests has numbers for their
+# launches, and that source: with a change of the one, the other is compiled anew and linked first.
+SHARED_SOURCES = {"cuda/plan/launch_shape.h": "attention_test.cpp"}
 # Included before the changed sources. A variable, which needs no order of threads to be read.
 SWITCH = """#include <cstdlib>
 namespace simt {
@@ -148,7 +151,10 @@ class Bench:
         command += ["-include", str(header)]
         if changed and (changed.parent / "switch.h").exists():
             command += ["-include", str(changed.parent / "switch.h")]
-        command += [f"{c['tests']}/test_{family}.cpp", *c["variants"][name]["link"]]
+        command += [f"{c['tests']}/test_{family}.cpp"]
+        for file, source in SHARED_SOURCES.items():
+            command += [f"{c['tests']}/{source}"] if changed and (changed / file).exists() else []
+        command += c["variants"][name]["link"]
         built = self.run([*command, *c["libraries"], "-o", str(binary)])
         if built.returncode == 0:
             return ""

@@ -127,8 +127,10 @@ QUICK = {
 }
 QUICK_FAMILIES = {"scalar", "sm90", "decode", "wmma8_int8", "append", "backward_wmma"}
 
-# Those that show at other tiles than the one below alone: not for the quick run.
+# Those that show at other tiles than the one below alone, or of which more than the family's test
+# is compiled: not for the quick run.
 SLOW_TO_SHOW = {
+    ("scalar", "copies wider than aligned"),
     ("wmma", "mbarrier parity flipped"),
     ("wmma_general", "mbarrier parity flipped"),
     ("wmma_qk", "copies wider than aligned"),
