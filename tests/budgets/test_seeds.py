@@ -37,6 +37,10 @@ def test_a_mutant_is_tried_with_a_tile_that_has_its_code_first() -> None:
     tiles = {mutant.file: mutant.tile for mutant in found}
     assert all(tiles.get(file, tile) == tile for file, tile in mutants.FILE_TILE.items())
     assert all((CUDA / file).exists() for file in mutants.FILE_TILE)
+    for family, file in mutants.FAMILY_FILE_TILE:
+        assert file in mutants.sources(CUDA, family), file
+    for family, kind in mutants.KIND_TILE:
+        assert any((mutant.family, mutant.kind) == (family, kind) for mutant in found), kind
     pairs = [mutant for mutant in found if " of a pair" in mutant.kind]
     assert pairs and all(mutant.tile == 256 for mutant in pairs)
 

@@ -155,7 +155,11 @@ FAMILY_TILE = {
     "sm90_fp8_scaled": 128,
 }
 # Changes that kernels of another tile alone show.
-KIND_TILE = {("sm90", "no barrier of a cluster"): 256}
+KIND_TILE = {
+    ("sm90", "no barrier of a cluster"): 256,
+    ("wmma_general", "no __syncwarp"): 128,
+    ("wmma_general", "no wait for an empty stage"): 256,
+}
 # Files that only kernels of another tile are made of.
 FILE_TILE = {
     "backward/sm90/pair_consumer.cuh": 256,
@@ -166,6 +170,8 @@ FILE_TILE = {
     "backward/wmma/large_keys.cuh": 128,
     "backward/wmma/shared_keys.cuh": 256,
 }
+# The same of one family.
+FAMILY_FILE_TILE = {("wmma_general", "tile/stages.cuh"): 256}
 # Cases that come first for a mutant of a file, by what their names contain, in tests that take
 # minutes. Where all of them pass, all cases are run.
 CASES_FIRST = {
@@ -195,9 +201,13 @@ class Mutant:
 
     @property
     def tile(self) -> int:
-        usual = FAMILY_TILE.get(self.family, USUAL_TILE)
-        tile = self.own_tile or KIND_TILE.get((self.family, self.kind), 0)
-        return tile or FILE_TILE.get(self.file, usual)
+        return (
+            self.own_tile
+            or FAMILY_FILE_TILE.get((self.family, self.file))
+            or KIND_TILE.get((self.family, self.kind))
+            or FILE_TILE.get(self.file)
+            or FAMILY_TILE.get(self.family, USUAL_TILE)
+        )
 
     @property
     def cases_first(self) -> str:

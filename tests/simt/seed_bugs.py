@@ -484,6 +484,8 @@ SEED_BUGS = (
         "scale-down",
         "if (overflows(sums) && (",
         part="if (overflows(sums) && (is_flushed ||",
+        asan=True,
+        tile=256,
     ),
     SeedBug(
         "what is set aside not scaled",
