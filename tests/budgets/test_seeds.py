@@ -45,6 +45,18 @@ def test_a_mutant_is_tried_with_a_tile_that_has_its_code_first() -> None:
     assert pairs and all(mutant.tile == 256 for mutant in pairs)
 
 
+@pytest.mark.parametrize(("family", "kind", "text"), mutants.EQUIVALENT)
+def test_a_change_that_changes_nothing_finds_its_place(family: str, kind: str, text: str) -> None:
+    pattern, _ = mutants.SYNCHRONISATION[kind]
+    found = [
+        file
+        for file, source in mutants.sources(CUDA, family).items()
+        for match in re.finditer(pattern, mutants.without_comments(source))
+        if re.match(mutants.pattern_of(text), source[match.start() :])
+    ]
+    assert len(found) == 1
+
+
 def test_sources_that_tests_share_are_compiled_with_a_change_of_what_they_include() -> None:
     """Otherwise the change would be in no test that has it from there, and survive."""
     tests = ROOT / "tests" / "simt"

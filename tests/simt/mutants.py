@@ -114,6 +114,15 @@ EQUIVALENT = (
     ("decode", "cp.async wait one group short", "ptx::cp_async_wait<0>();"),
     # Q goes through no shared memory.
     ("wmma8_int8", "no __syncthreads", "__syncthreads();  // all warps have it"),
+    ("wmma8_int8", "no wait for a stage", "stages().wait_full(0);"),
+    # Stages that copies alone fill: no thread stores a tile and says so.
+    ("wmma", "no arrival at an mbarrier", "ptx::mbarrier_arrive(full(i));"),
+    ("wmma8_int8", "no arrival at an mbarrier", "ptx::mbarrier_arrive(full(i));"),
+    ("wmma_persistent", "no arrival at an mbarrier", "ptx::mbarrier_arrive(full + stage(use)"),
+    ("sm90", "no arrival at an mbarrier", "ptx::mbarrier_arrive(full + stage(use)"),
+    # Results are stored behind two more barriers of the warp's lanes (output.cuh), and what is set
+    # aside anew goes where the lane itself has read.
+    ("wmma_general", "no __syncwarp", "__syncwarp();  // other lanes may store results there"),
 )
 # Those that the quick run takes one of each of, beside a seed bug of each of the families below:
 # one for each way in which tests run kernels and compare results.
