@@ -151,7 +151,7 @@ def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
                         plan.num_stages, (long long)plan.smem_bytes, (long long)plan.grid,
                         (long long)rows, (long long)((keys + plan.block_n - 1) / plan.block_n),
                         decode::fixed_overhead_tiles(plan.block_n), int(whole),
-                        whole ? 0 : decode::part_tiles_of(p, plan));
+                        whole ? 0 : decode::part_tiles_of(p, plan, 1));
           } catch (const std::exception& error) {
             std::printf("refused: %s\\n", error.what());
           }"""
