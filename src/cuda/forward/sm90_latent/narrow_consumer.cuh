@@ -38,17 +38,12 @@ struct NarrowConsumer {
       : params(params), shape(shape), ring(ring) {}
 
   __device__ __forceinline__ void run() {
-    Schedule units(params, shape);
-    for (;;) {
-      const Segment segment = units.next();
-      if (segment.is_none()) break;
-      const Lengths lengths(params, segment.sequence);
-      const KeyMask mask = lengths.mask(params, shape);
-      const int num_rows = lengths.rows(shape);
-      load_queries(segment, mask, num_rows);
-      attend(segment, mask, num_rows);
-      store(segment, mask, num_rows, units.joined());
-    }
+    for_each_segment(params, shape,
+                     [&](const Segment& segment, const KeyMask& mask, int num_rows, bool joined) {
+                       load_queries(segment, mask, num_rows);
+                       attend(segment, mask, num_rows);
+                       store(segment, mask, num_rows, joined);
+                     });
   }
 
  private:

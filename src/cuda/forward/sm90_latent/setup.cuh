@@ -12,6 +12,20 @@ namespace dlattn::sm90_latent {
 
 using Schedule = DecodeSchedule<kBlockM, kBlockN, true>;
 
+// The thread block's work, as consumers take it: `take`, of a segment, the mask of its sequence's
+// keys, the rows that the sequence has of a KV head, and whether the part is to be joined.
+template <typename Take>
+__device__ __forceinline__ void for_each_segment(const AttentionParams& params,
+                                                 const DecodeShape& shape, Take take) {
+  Schedule units(params, shape);
+  for (;;) {
+    const Segment segment = units.next();
+    if (segment.is_none()) break;
+    const Lengths lengths(params, segment.sequence);
+    take(segment, lengths.mask(params, shape), lengths.rows(shape), units.joined());
+  }
+}
+
 // The arguments that a launch passes beside the parameters.
 struct KernelArgs {
   ptx::TensorMap k;  // one box: 64 columns of keys of a page
