@@ -33,8 +33,9 @@ from mutant_runs import Bench, Finding, OutOfTimeError
 from mutants import FAMILIES, Mutant, all_mutants, one_of_each_kind
 
 LONGEST_LINE = 120  # of a document
-# Whose tests take longest.
-SLOW_FAMILIES = ("backward_sm90", "decode", "sm90", "quantize", "backward_wmma", "wmma8_int8")
+# Whose mutants take longest, which are therefore run first: a run that is cut off lacks quick ones,
+# which the next one has soon.
+SLOW_FAMILIES = ("decode", "backward_sm90", "sm90_latent", "backward_wmma", "sm90", "sm90_wide")
 
 
 def revision(source: Path) -> str:
@@ -118,10 +119,8 @@ class Record:
 
 
 def in_order(mutants: list[Mutant], args: argparse.Namespace) -> list[Mutant]:
-    """Those that are asked for first; then the slowest families, if there is time for all."""
+    """Those that are asked for first; then the slowest families."""
     order = [*SLOW_FAMILIES, *(x for x in FAMILIES if x not in SLOW_FAMILIES)]
-    if args.seconds < float("inf"):
-        order.reverse()
     return sorted(
         mutants, key=lambda m: (not any(x in m.name for x in args.first), order.index(m.family))
     )
@@ -136,9 +135,12 @@ class Runs:
     A test that is red counts once the same one has passed unchanged; nobody waits for that.
     """
 
-    def __init__(self, bench: Bench, pool: ThreadPoolExecutor, record: Record) -> None:
+    def __init__(self, bench: Bench, jobs: int, record: Record) -> None:
         self.bench = bench
-        self.pool = pool
+        # Some wait for others to compile what they share. What has begun goes on before those that
+        # have not: else survivors, which take longest, would be the last of all to be decided.
+        self.first = ThreadPoolExecutor(2 * jobs)
+        self.later = ThreadPoolExecutor(jobs)
         self.record = record
         self.keys: dict[str, str] = {}  # of the state, by name
         self.ended: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -146,8 +148,14 @@ class Runs:
         self.unchanged: dict[Test, str | None] = {}  # None: it runs
         self.red: dict[Test, list[tuple[Mutant, int, str, str]]] = {}
 
-    def start(self, what: tuple[Any, ...], run: Callable[..., Any], *arguments: Any) -> None:
-        future = self.pool.submit(run, *arguments)
+    def start(
+        self,
+        pool: ThreadPoolExecutor,
+        what: tuple[Any, ...],
+        run: Callable[..., Any],
+        *arguments: Any,
+    ) -> None:
+        future = pool.submit(run, *arguments)
         self.what[future] = what
         future.add_done_callback(self.ended.put)
 
@@ -157,15 +165,15 @@ class Runs:
             quick = self.record.args.quick  # a test beside the tests themselves, which must pass
             self.unchanged[key] = "" if quick else None
             if not quick:
-                self.start(("unchanged", key), self.bench.fails_unchanged, *key)
+                self.start(self.later, ("unchanged", key), self.bench.fails_unchanged, *key)
 
     def go_on(self, mutant: Mutant, index: int, undecided: str) -> None:
         """Try the variant of that index, if there is one."""
         if index < len(mutant.variants):
             variant = mutant.named_variants[index]
-            self.start(
-                ("mutant", mutant, index, undecided), self.bench.try_variant, mutant, variant
-            )
+            what = ("mutant", mutant, index, undecided)
+            pool = self.later if index else self.first
+            self.start(pool, what, self.bench.try_variant, mutant, variant)
         else:
             self.end(mutant, Finding(undecided=undecided))
 
@@ -188,7 +196,7 @@ class Runs:
 
     def __call__(self, mutants: list[Mutant]) -> None:
         if self.record.args.state:
-            keys = self.pool.map(self.bench.inputs, mutants)
+            keys = self.first.map(self.bench.inputs, mutants)
             self.keys = dict(zip((m.name for m in mutants), keys, strict=True))
         known = self.record.known
         unknown = [m for m in mutants if self.keys.get(m.name) not in known]
@@ -236,6 +244,9 @@ def main() -> int:
     parser.add_argument(
         "--first", nargs="+", default=[], help="mutants whose name contains one of these come first"
     )
+    parser.add_argument(
+        "--families", nargs="+", default=list(FAMILIES), choices=FAMILIES, help="only these"
+    )
     parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end the run then")
@@ -247,11 +258,12 @@ def main() -> int:
     args = parser.parse_args()
 
     config = json.loads(args.config.read_text())
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(4 * args.jobs) as pool:
+    with tempfile.TemporaryDirectory() as scratch:
         # A copy, so that edits of the source during a long run do not mix with the mutants.
         source = Path(scratch) / "src"
         shutil.copytree(config["source"], source)
-        mutants = [m for m in all_mutants(source / "cuda") if any(x in m.name for x in args.only)]
+        mutants = [m for m in all_mutants(source / "cuda") if m.family in args.families]
+        mutants = [m for m in mutants if any(x in m.name for x in args.only)]
         if args.quick:
             mutants = one_of_each_kind(mutants)
         if args.list:
@@ -262,7 +274,7 @@ def main() -> int:
             record.findings, record.made_on = joined(args.join)
         else:
             bench = Bench(config, source, Path(scratch), jobs=args.jobs, seconds=args.seconds)
-            Runs(bench, pool, record)(in_order(mutants, args))
+            Runs(bench, args.jobs, record)(in_order(mutants, args))
         record.write_table()
     caught = sum(bool(record.findings.get(m.name, Finding()).caught) for m in mutants)
     print(f"{caught} passed, {len(mutants) - caught} failed")
