@@ -1,10 +1,11 @@
-"""Predict the wmma, wmma8 and decode kernels' speed on Ada GPUs from their machine code.
+"""Predict the speed on Ada GPUs of the kernels of mma.sync, and of decode, from their machine code.
 
 python research/ada_model.py                                  # compiles what it needs, prints
 DLATTN_BUILD_DIR=build python research/ada_model.py           # reads a build's libdlattn.so
 python research/ada_model.py --json research/model/ada.json
 python research/ada_model.py --print research/model/ada.json   # the output of that run
 python research/ada_model.py --family wmma8                     # the 8-bit kernels
+python research/ada_model.py --family wmma_halves               # head dims above 256
 python research/ada_model.py --family decode                    # few queries over many keys
 python research/ada_model.py --family backward --cubins ... --peers ...  # gradients, of cubins
 
@@ -35,6 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results"  # measured, which the model is held a
 ADA = [d for d in DEVICES.values() if d.arch == "sm_89"]
 TILE_OF_DECODE = 128  # head_dim, of all calls that are predicted
 _TEXT = {"wmma": report.text, "wmma8": report.text_8_bit, "decode": decode_report.text}
+_TEXT["wmma_halves"] = report.text_large_heads
 _TEXT["backward"] = backward.loops_table
 
 
@@ -59,6 +61,12 @@ def problems_8_bit() -> list[Problem]:
     ]
 
 
+def problems_large_heads() -> list[Problem]:
+    """Prompts of 4096 and 16384 tokens at the largest head_dim."""
+    shapes = [(1, 16, 4096, 512), (1, 16, 16384, 512), (4, 16, 1024, 512)]
+    return [Problem(*shape, causal) for shape in shapes for causal in (False, True)]
+
+
 def rows_of(
     found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
 ) -> list[report.Row]:
@@ -75,8 +83,11 @@ def rows_of(
     return rows
 
 
-def rows_8_bit(
-    found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
+def rows_of_all(
+    found: list[kernels.Kernel],
+    paces: dict[tuple[str, str], Pace],
+    devices: list[Device],
+    problems: list[Problem],
 ) -> list[report.Row]:
     """Every kernel for every problem, that for 8-bit integers with what quantises before it."""
     return [
@@ -88,7 +99,7 @@ def rows_8_bit(
             True,
         )
         for device in devices
-        for asked in problems_8_bit()
+        for asked in problems
         for kernel in found
         if kernel.shape.head_dim == asked.head_dim
         for problem in [replace(asked, quantises=kernel.shape.name == "int8")]
@@ -212,12 +223,13 @@ def main() -> int:
         _write(document, args.json)
         return 0
 
-    if args.family == "wmma8":
+    if args.family in ("wmma8", "wmma_halves"):
         found = [kernel for kernel in found if not kernel.shape.name.endswith("general")]
         paces, turns = paces_of(found, ADA)
-        rows = rows_8_bit(found, paces, ADA)
+        asked = problems_8_bit() if args.family == "wmma8" else problems_large_heads()
+        rows = rows_of_all(found, paces, ADA, asked)
         document = report.document(found, paces, turns, rows, [], False, [], about())
-        print(report.text_8_bit(document))
+        print(_TEXT[args.family](document))
         _write(document, args.json)
         return 0
 

@@ -131,6 +131,11 @@ def text_8_bit(document: Document) -> str:
     return "\n\n".join(tables)
 
 
+def text_large_heads(document: Document) -> str:
+    """The tables of wmma_halves."""
+    return "\n\n".join(make(document) for make in (counts_table, loops_table, rates_table))
+
+
 def summary_table(document: Document) -> str:
     """A line per GPU and problem: the plan's choice, and a faster variant if there is one."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}

@@ -559,6 +559,20 @@ def test_the_page_has_the_committed_figures_of_8_bits() -> None:
     assert len(told) == 3 * 3 * 2 * 2
 
 
+def test_the_page_has_the_committed_figures_of_large_heads() -> None:
+    document = json.loads((ROOT / "research/model/ada-large-heads.json").read_text())
+    page = (ROOT / "research/ADA.md").read_text()
+    for table in (report.loops_table(document), report.rates_table(document)):
+        assert table in page
+        assert table in report.text_large_heads(document)
+
+
+def test_the_tile_of_large_heads() -> None:
+    """Two warps share 16 rows, so that each has the operations of 8 whole ones."""
+    (shape,) = kernels.tile_shapes("wmma_halves").values()
+    assert (shape.head_dim, shape.name, shape.rows_per_warp) == (512, "halves", 8)
+
+
 def test_the_page_of_8_bit_kernels_tells_rates() -> None:
     row = prediction("RTX 4090", "plain", 1000.0, True)
     row["shape"] = [1, 32, 8192, 128]
