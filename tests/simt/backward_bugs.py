@@ -26,6 +26,9 @@ PRODUCTS = "backward/sm90/products.cuh"
 SCORE_TILES = "backward/sm90/score_tiles.cuh"
 SCORE_MOD = "backward/sm90/score_mod.cuh"
 SEMAPHORE = "backward/sm90/dq_semaphore.cuh"
+SENDER = "backward/sm90/dq_sender.cuh"
+DQ_PART = "backward/sm90/dq_part.cuh"
+CONVERT = "backward/sm90/convert.cuh"
 SM90_KERNEL = "backward/sm90/kernel.cuh"
 PAIR_CONSUMER = "backward/sm90/pair_consumer.cuh"
 PAIR_PRODUCER = "backward/sm90/pair_producer.cuh"
@@ -176,6 +179,36 @@ BACKWARD_BUGS = (
     _sm90("a turn not passed on", SEMAPHORE, "ptx::raise_counter(own, turn() + 1);", ""),
     _sm90("a turn passed on too early", SEMAPHORE, "shared.wait_added(use);", ""),
     _sm90("turns of other tiles", SEMAPHORE, "kBlockM + tile.m;", "kBlockM;"),
+    _sm90(
+        "a first part not waited for",
+        SENDER,
+        "if (!is_first) ptx::wait_for_counter(own, kFirstIsStored);",
+        "",
+    ),
+    _sm90("a first part told of too early", SENDER, "ptx::tma_store_wait();", ""),
+    _sm90(
+        "a first part not told of",
+        SENDER,
+        "ptx::raise_counter_by(counter(tile), kFirstIsStored);",
+        "",
+    ),
+    _sm90("later parts stored too", SENDER, "% kFirstIsStored == 0;", "% kFirstIsStored < 2;"),
+    _sm90("claims of other tiles", SENDER, "+ tile.m * Memory::kBlockM;", "+ 0 * tile.m;"),
+    _sm90("sums of tiles that see no keys", CONVERT, "*counter == 0", "*counter == ~0u"),
+    _sm90(
+        "a part left before the last one is sent",
+        DQ_PART,
+        "if constexpr (kIsSent) shared.dq_parts.wait_empty(kNumConsumers * use + consumer);",
+        "",
+    ),
+    _sm90(
+        "a part sent before it is left",
+        SENDER,
+        "shared.dq_parts.wait_full(kNumConsumers * use + part);",
+        "",
+    ),
+    _sm90("a claim before the last one is known", SENDER, "shared.dq_claims.wait_empty(use);", ""),
+    _sm90("a claim taken for the last one", SENDER, "shared.dq_claims.wait_full(use);", ""),
     _sm90("turns of other heads", SEMAPHORE, "+ head * problem.padded_rows", "+ 0 * head"),
     _sm90(
         "blocks by number instead of by ticket",

@@ -26,6 +26,10 @@ namespace sm90 = dlattn::backward_sm90;
 template <typename T, int kTile>
 void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
                 const sm90::TensorMaps& maps, const dlattn::Launch& launch) {
+  const auto counted = [&](sm90::Problem problem) {
+    if (plan.variant == sm90::kLate) problem.dq_counters = nullptr;
+    return problem;
+  };
   if (launch.operation == dlattn::Operation::kDelta)
     return dlattn::delta::row_blocks::delta_kernel<T>(
         p, dlattn::delta::row_blocks::make_shape(p, plan));
@@ -37,7 +41,7 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     return dlattn::backward_wmma::bias_kernel<T, kTile>(
         p, dlattn::backward_wmma::planned_shape(p, plan, dlattn::backward_wmma::kBias, kTile));
   if (launch.variant == sm90::kConvert)
-    return sm90::convert_kernel<T, kTile>(sm90::query_problem(p, kTile));
+    return sm90::convert_kernel<T, kTile>(counted(sm90::query_problem(p, kTile)));
   const sm90::Problem problem = sm90::key_problem(p, kTile);
   if (launch.variant == sm90::kSoftcap) return sm90::softcap_kernel<T, kTile>(problem, maps);
   if (launch.variant == sm90::kDeterministic)
@@ -76,11 +80,12 @@ class Run {
     poison_hidden_bias();
   }
 
-  // Takes the kernel of long walks, which only large problems have by themselves. Returns whether
-  // there is one.
+  // Takes the kernel of long walks, which only large problems have by themselves, and which adds to
+  // a sum of dQ that is zero at first. Returns whether there is one.
   bool make_late() {
     if (plan_.variant != sm90::kPlain) return false;
     plan_.variant = sm90::kLate;
+    plan_.cleared_bytes = plan_.workspace_bytes - sm90::workspace_map(params_, kTile).own;
     return true;
   }
 
@@ -132,6 +137,10 @@ class Run {
     }
   }
 
+  bool stores_first() const {
+    return plan_.variant != sm90::kLate && sm90::stores_first_dq(params_, kTile);
+  }
+
   // The order of threads, and how many of the backward kernel's blocks run at once.
   struct Order {
     simt::Schedule schedule;
@@ -139,8 +148,9 @@ class Run {
   };
   // With two blocks ThreadSanitizer sees additions that nothing orders.
   std::vector<Order> orders() const {
-    if (params_.deterministic && simt::kThreadSanitizer) return {{3, 2}};
-    if (params_.deterministic) return {{simt::schedules()[0], 1}, {3, 2}};
+    const bool ordered = params_.deterministic || stores_first();
+    if (ordered && simt::kThreadSanitizer) return {{3, 2}};
+    if (ordered) return {{simt::schedules()[0], 1}, {3, 2}};
     std::vector<Order> orders;
     for (const simt::Schedule schedule : simt::schedules()) orders.push_back({schedule, 1});
     return orders;

@@ -21,6 +21,11 @@ __device__ __forceinline__ void raise_counter(unsigned* counter, unsigned x) {
   asm volatile("red.release.gpu.global.max.u32 [%0], %1;" ::"l"(counter), "r"(x) : "memory");
 }
 
+// The same with .add: raises it by `x`.
+__device__ __forceinline__ void raise_counter_by(unsigned* counter, unsigned x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(x) : "memory");
+}
+
 // PTX ISA, "Data Movement and Conversion Instructions: ld", with .acquire. Waits until a counter is
 // at least `x`, and acquires what was released by those that raised it.
 __device__ __forceinline__ void wait_for_counter(const unsigned* counter, unsigned x) {

@@ -9,8 +9,9 @@
 
 // Bulk copies of tensor tiles (TMA). The destination of a load holds NaNs from its issue until
 // somebody waits for it at its mbarrier, and the content then. A store reads its source until the
-// issuing thread's wait, and is done there: the source must still be what it was at the issue. So
-// is an addition to global memory.
+// issuing thread's wait, and is done there: the source must still be what it was at the issue. A
+// write or an addition of fp32 numbers to global memory reads its source by the wait for that, and
+// is done at the wait for writes or at the thread's end.
 namespace simt {
 
 // The encoding's demands, then those of this model.
@@ -79,17 +80,19 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
   }
 }
 
-// An addition of fp32 numbers, without a tensor map.
-struct BulkAddition {
+// A copy of fp32 numbers to global memory, without a tensor map, or their addition.
+struct BulkWrite {
+  enum Kind { kStore, kAddition } kind;
   float* to;
   unsigned char* smem;
   int bytes, group;
   std::uint64_t checksum;
+  std::vector<float> numbers;  // once they are read
 };
 
 struct BulkState {
   std::vector<BulkCopy> stores;  // in flight, oldest first
-  std::vector<BulkAddition> additions;
+  std::vector<BulkWrite> writes;
   int groups = 0;  // committed so far
 };
 
@@ -211,27 +214,26 @@ inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const in
   bulk_state().stores.push_back(copy);
 }
 
-inline std::uint64_t checksum_of_source(const BulkAddition& addition) {
-  std::uint64_t sum = 0;
-  for (int b = 0; b < addition.bytes; b += 16) sum = sum * 31 + checksum(addition.smem + b);
-  return sum;
-}
-
-inline void issue_bulk_addition(float* to, unsigned char* smem, int bytes) {
+inline void issue_bulk_write(float* to, unsigned char* smem, int bytes, BulkWrite::Kind kind) {
+  const char* const what = kind == BulkWrite::kStore ? "bulk store" : "bulk addition";
   const auto offset = smem - dynamic_smem();
   if (offset % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
-    die("a bulk addition of %d bytes from shared memory's byte %td to %p", bytes, offset,
+    die("a %s of %d bytes from shared memory's byte %td to %p", what, bytes, offset,
         static_cast<void*>(to));
-  if (!in_dynamic_smem(smem, bytes)) die("a bulk addition from beyond shared memory");
+  if (!in_dynamic_smem(smem, bytes)) die("a %s from beyond shared memory", what);
   check_global_access();
-  touch(to, bytes);
+  if (kind == BulkWrite::kStore) {
+    touch(to, bytes);
+  } else {  // others may add at the same time
+    for (int b = 0; b < bytes; b += 4)
+      __atomic_load_n(reinterpret_cast<std::uint32_t*>(to) + b / 4, __ATOMIC_RELAXED);
+  }
   for (int b = 0; b < bytes; b += 16) {
     if (!same_in_async_view(smem + b))
-      die("a bulk addition of what threads wrote without fence.proxy.async");
+      die("a %s of what threads wrote without fence.proxy.async", what);
   }
-  BulkAddition addition{to, smem, bytes, bulk_state().groups, 0};
-  addition.checksum = checksum_of_source(addition);
-  bulk_state().additions.push_back(addition);
+  bulk_state().writes.push_back(
+      {kind, to, smem, bytes, bulk_state().groups, checksum_of(smem, bytes), {}});
 }
 
 // Atomic, as ThreadSanitizer sees it: additions of several threads are no race, others' plain
@@ -268,26 +270,41 @@ inline void wait_bulk_stores(int pending_groups) {
     });
   }
   state.stores.erase(state.stores.begin(), state.stores.begin() + done);
-  std::size_t added = 0;
-  for (; added < state.additions.size(); ++added) {
-    const BulkAddition& addition = state.additions[added];
-    if (addition.group >= state.groups - pending_groups) break;
-    if (checksum_of_source(addition) != addition.checksum)
-      die("the source of a bulk addition changed before it was waited for");
-    for (int b = 0; b < addition.bytes; b += 4) {
-      float number;
-      std::memcpy(&number, addition.smem + b, sizeof number);
-      add_atomically(addition.to + b / 4, number);
+  for (BulkWrite& write : state.writes) {
+    if (write.group >= state.groups - pending_groups) break;
+    if (!write.numbers.empty()) continue;
+    if (checksum_of(write.smem, write.bytes) != write.checksum)
+      die("the source of a bulk %s changed before it was waited for",
+          write.kind == BulkWrite::kStore ? "store" : "addition");
+    write.numbers.resize(write.bytes / sizeof(float));
+    std::memcpy(write.numbers.data(), write.smem, write.bytes);
+  }
+}
+
+// Makes those whose source has been read.
+inline void wait_bulk_writes(int pending_groups) {
+  BulkState& state = bulk_state();
+  std::size_t done = 0;
+  for (; done < state.writes.size(); ++done) {
+    const BulkWrite& write = state.writes[done];
+    if (write.group >= state.groups - pending_groups) break;
+    for (std::size_t i = 0; i < write.numbers.size(); ++i) {
+      if (write.kind == BulkWrite::kStore) {
+        write.to[i] = write.numbers[i];
+      } else {
+        add_atomically(write.to + i, write.numbers[i]);
+      }
     }
   }
-  state.additions.erase(state.additions.begin(), state.additions.begin() + added);
+  state.writes.erase(state.writes.begin(), state.writes.begin() + done);
 }
 
 // At a thread's end: a store would read shared memory that the block no longer owns.
 inline void finish_bulk_stores() {
-  if (!bulk_state().additions.empty())
-    die("the thread ends with %zu bulk additions that it never waited for",
-        bulk_state().additions.size());
+  for (const BulkWrite& write : bulk_state().writes) {
+    if (write.numbers.empty()) die("the thread ends with bulk additions that it never waited for");
+  }
+  wait_bulk_writes(0);
   if (!bulk_state().stores.empty())
     die("the thread ends with %zu bulk stores that it never waited for",
         bulk_state().stores.size());

@@ -212,8 +212,9 @@ struct Consumer {
     return visible_queries<kBlockM>(work.mask, key, m * kBlockM + thread.lane % 4 * 2);
   }
 
-  __device__ __forceinline__ DqPart<kHeadDim, kSoftcap> dq_part() const {
-    return {shared, consumer};
+  // The part of the step that is over.
+  __device__ __forceinline__ DqPart<kHeadDim, kSoftcap, !kInOrder && !kScoreMod> dq_part() const {
+    return {shared, consumer, use - 1};
   }
 
   // The sum of tile m of a head. Computed anew rather than kept: registers are scarce.

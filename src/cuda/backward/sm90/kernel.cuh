@@ -7,9 +7,9 @@
 // the keys and then the queries that see them, and two consumer warpgroups, each of which computes
 // dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
-// in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh); convert.cuh
-// finishes it.
-// In deterministic kernels, and in others on request, dQ is summed in a fixed order
+// in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh), which
+// nobody has to clear for plain scores and softcap (dq_sender.cuh); convert.cuh finishes it. In
+// deterministic kernels, and in others on request, dQ is summed in a fixed order
 // (dq_semaphore.cuh). With a bias or a mask the idle warps of the producer's warpgroup bring their
 // tiles (score_tiles.cuh). Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full"
 // and one "empty" for each stage of Q and dO (Ring), one for K and V; a named barrier of the
@@ -17,6 +17,7 @@
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/dq_semaphore.cuh"
+#include "cuda/backward/sm90/dq_sender.cuh"
 #include "cuda/backward/sm90/late_consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
 #include "cuda/backward/sm90/score_tiles.cuh"
@@ -30,11 +31,13 @@ template <typename T, int kHeadDim, bool kSoftcap, bool kInOrder, bool kScoreMod
           bool kIsLate = false>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   constexpr Registers kRegisters = registers_of(kHeadDim, kScoreMod);
+  constexpr bool kSendsDq = !is_wide(kHeadDim) && !kInOrder && !kScoreMod && !kIsLate;
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
     if (kInOrder || kScoreMod) shared.init_semaphore();
     if (kScoreMod) shared.init_score_tiles(kNumCopiers);
     if (kIsLate) shared.init_late();
+    if (kSendsDq) shared.init_dq();
     shared.init();
   }
   if (threadIdx.x == 32) maps.prefetch();
@@ -57,7 +60,11 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
       if constexpr (kScoreMod) {
         if (problem.score_mod.has_tiles()) return copy_score_tiles<T>(problem, shared);
       }
-      if (in_order) walk_semaphore(problem, shared);
+      if constexpr (kSendsDq) {
+        DqSender<kHeadDim, kSoftcap>{problem, shared}.run();
+      } else {
+        if (in_order) walk_semaphore(problem, shared);
+      }
       return;
     }
     if (problem.cu_seqlens_q) {

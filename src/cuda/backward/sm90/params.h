@@ -63,6 +63,11 @@ struct Problem {
   // For sums of dQ in a fixed order (dq_semaphore.cuh), zero at first: a counter of thread blocks,
   // and one for each tile of queries; null: in any order.
   unsigned *tickets, *semaphores;
+
+  // Where nobody clears the sum (dq_sender.cuh), zero at first: a counter for each tile of
+  // 1 << dq_counter_shift queries; null: the sum is zero at first.
+  unsigned* dq_counters;
+  int dq_counter_shift;
 };
 
 }  // namespace dlattn::backward_sm90

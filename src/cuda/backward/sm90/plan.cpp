@@ -161,6 +161,10 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   if (adds_dq_in_order(b)) plan->workspace_bytes += semaphore_bytes(p);
   // Blocks only store parts of dalibi_slopes whose queries see their keys.
   plan->cleared_bytes = plan->workspace_bytes - (plan->parts_per_head ? map.slope_parts : map.own);
+  if (stores_first_dq(b, tile)) {
+    plan->cleared_bytes = dq_counter_bytes(p);
+    plan->workspace_bytes += plan->cleared_bytes;
+  }
   add_delta(b, plan);
   if (b.dq.data) {
     Launch& convert = plan->after[plan->num_after++];

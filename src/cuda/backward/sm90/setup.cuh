@@ -163,6 +163,10 @@ struct Shared {
   // and consumers that do not meet (late_consumer.cuh).
   tile::Ring<kNumStages> score_tiles, score_gradients;
   ptx::SmemAddress keys_empty;  // K and V of a pass have been read
+  // Where a warp sends dQ (dq_sender.cuh): the consumers' parts of a step's, in turn, and whether
+  // the block is the first to come to a tile.
+  tile::Ring<kNumConsumers> dq_parts;
+  tile::Ring<1> dq_claims;
 
   __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
       : base(base),
@@ -172,7 +176,9 @@ struct Shared {
         added(base + kMap.may_add + may_add.kBytes),
         score_tiles(base + kMap.score_tiles),
         score_gradients(base + kMap.score_tiles + score_tiles.kBytes),
-        keys_empty(base + kMap.score_tiles + 2 * score_tiles.kBytes) {}
+        keys_empty(base + kMap.score_tiles + 2 * score_tiles.kBytes),
+        dq_parts(base + kMap.dq_barriers),
+        dq_claims(base + kMap.dq_barriers + dq_parts.kBytes) {}
 
   __device__ __forceinline__ ptx::SmemAddress k() const { return base + kMap.k; }
   __device__ __forceinline__ ptx::SmemAddress v() const { return base + kMap.v; }
@@ -194,6 +200,13 @@ struct Shared {
            queries.stage(use) * (kBlockM / 2);
   }
 
+  __device__ __forceinline__ unsigned& is_first() const {
+    static_assert(decltype(dq_parts)::kBytes + decltype(dq_claims)::kBytes + 4 == kDqBarrierBytes,
+                  "");
+    return *reinterpret_cast<unsigned*>(ptx::dynamic_smem() + kMap.dq_barriers + dq_parts.kBytes +
+                                        dq_claims.kBytes);
+  }
+
   // The block's work lies in shared memory: registers are scarce.
   __device__ __forceinline__ BlockWork& work() const {
     static_assert(sizeof(BlockWork) <= kWorkBytes, "");
@@ -212,6 +225,10 @@ struct Shared {
     score_tiles.init(kNumConsumers * 4, copiers);
     score_gradients.init(1, kNumConsumers * 4);
     ptx::mbarrier_init(keys_empty, kNumConsumers * 4);
+  }
+  __device__ __forceinline__ void init_dq() const {
+    dq_parts.init(1, 4);
+    dq_claims.init(1);
   }
   __device__ __forceinline__ void init_late() const {
     score_gradients.init(kNumConsumers * 4, kNumConsumers * 4);

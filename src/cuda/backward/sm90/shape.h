@@ -36,6 +36,12 @@ inline std::int64_t semaphore_bytes(const AttentionParams& p) {
   return (4 + dq_sum_rows(p) / kWarpgroupRows * 4 + 127) / 128 * 128;
 }
 
+// The counters behind it where the first block to come to a tile of queries stores its part
+// (dq_sender.cuh): one for each tile.
+inline std::int64_t dq_counter_bytes(const AttentionParams& p) {
+  return (dq_sum_rows(p) / kWarpgroupRows * 4 + 127) / 128 * 128;
+}
+
 // Whether scores are modified beside softcap.
 inline bool has_score_mod(const AttentionParams& p) {
   return p.bias.data || p.mask.data || p.alibi_slopes.data;
@@ -92,6 +98,12 @@ inline bool is_late(const BackwardParams& b, int head_dim_tile) {
   const std::int64_t group = p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1);
   const std::int64_t tiles = p.seqlen_q / block_m(head_dim_tile, false) * group;
   return (p.causal == Causal::kNone ? tiles : tiles / 2) >= kLeastTiles;
+}
+
+// Whether nobody clears the sum of dQ, as the first block to come to a tile stores its part.
+inline bool stores_first_dq(const BackwardParams& b, int head_dim_tile) {
+  return b.dq.data && !is_wide(head_dim_tile) && !has_score_mod(b.forward) &&
+         !adds_dq_in_order(b) && !is_late(b, head_dim_tile);
 }
 
 inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
@@ -169,6 +181,10 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
   problem.delta = workspace_at<const float>(b, map.delta);
   problem.slope_parts = b.dalibi_slopes.data ? workspace_at<float>(b, map.slope_parts) : nullptr;
   problem.dq_sum = b.dq.data ? workspace_at<float>(b, map.own) : nullptr;
+  if (stores_first_dq(b, head_dim_tile)) {
+    problem.dq_counters = workspace_at<unsigned>(b, map.own + dq_sum_bytes(p, head_dim_tile));
+    problem.dq_counter_shift = block_m(head_dim_tile, p.softcap != 0.0) == 128 ? 7 : 6;
+  }
   problem.dq = b.dq;
   problem.dk = b.dk;
   problem.dv = b.dv;

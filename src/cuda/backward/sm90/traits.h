@@ -91,6 +91,9 @@ constexpr int score_bytes(int head_dim_tile, bool softcap) {
   return is_wide(head_dim_tile) ? 2 * tile : tile;
 }
 
+// Bytes of barriers where a warp sends dQ, and of a claim behind them.
+constexpr int kDqBarrierBytes = (2 * kNumConsumers + 2) * 8 + 4;
+
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
   int k, v;       // tiles of block_n rows
@@ -101,6 +104,7 @@ struct SmemMap {
   int work;         // the block's keys
   int may_add;      // mbarriers of deterministic kernels
   int score_tiles;  // and of those with bias or mask
+  int dq_barriers;  // and of those whose dQ a warp sends, kDqBarrierBytes (dq_sender.cuh)
   int dq;  // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
   int total;
 };
@@ -117,7 +121,9 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.may_add = map.work + kWorkBytes;
   map.score_tiles = map.may_add + 3 * kNumStages * 8;
+  map.dq_barriers = map.may_add;  // no kernel has them and those, or score_tiles
   map.total = map.score_tiles + (2 * 2 * kNumStages + 2) * 8;
+  static_assert(kDqBarrierBytes <= (3 * kNumStages + 2 * 2 * kNumStages + 2) * 8, "");
   if (!is_wide(head_dim_tile)) {
     map.dq = (map.total + 127) / 128 * 128;
     map.total = map.dq + rows * head_dim_tile * 4;

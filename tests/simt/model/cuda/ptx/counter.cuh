@@ -26,4 +26,9 @@ inline void wait_for_counter(const unsigned* counter, unsigned x) {
   __atomic_load_n(counter, __ATOMIC_ACQUIRE);
 }
 
+inline void raise_counter_by(unsigned* counter, unsigned x) {
+  simt::check_global_access();
+  __atomic_fetch_add(counter, x, __ATOMIC_RELEASE);
+}
+
 }  // namespace dlattn::ptx

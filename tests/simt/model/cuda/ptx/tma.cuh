@@ -65,7 +65,7 @@ inline void tma_store_wait_read() {
 }
 
 inline void bulk_reduce_add(float* to, SmemAddress src, int bytes) {
-  simt::issue_bulk_addition(to, at_smem_address(src), bytes);
+  simt::issue_bulk_write(to, at_smem_address(src), bytes, simt::BulkWrite::kAddition);
 }
 
 inline void prefetch_tensor_map(const TensorMap&) {}
