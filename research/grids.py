@@ -120,6 +120,18 @@ def summarize(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any
     }
 
 
+def earlier_rows(path: Path, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a run that was cut off, of the same build, GPU and versions."""
+    earlier = json.loads(path.read_text())
+    for name in ("git", "versions", "dtype"):
+        if earlier[name] != document[name]:
+            raise SystemExit(f"{path}: {name} is {earlier[name]}; accepted: {document[name]}")
+    gpus = [x["machine"]["gpu"] for x in (earlier, document)]
+    if gpus[0] != gpus[1]:
+        raise SystemExit(f"{path}: of {gpus[0]}; accepted: {gpus[1]}")
+    return list(earlier["cases"])
+
+
 def main() -> None:
     """Parse arguments, measure, sum up; the file has the figures so far after each case."""
     parser = argparse.ArgumentParser(description="Shapes of models beside the peers.")
@@ -129,6 +141,7 @@ def main() -> None:
     parser.add_argument("--cudnn", type=Path, metavar="FOLDER", help="as for dlattn bench")
     parser.add_argument("--rounds", type=int, default=timing.SUSTAINED.rounds, help="turns of all")
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--earlier", type=Path, help="file of a run that was cut off: its cases")
     parser.add_argument("--commit", help="of the build, where there is no git")
     arguments = parser.parse_args()
     if "auto" not in arguments.kernels:
@@ -140,8 +153,8 @@ def main() -> None:
     windows = replace(timing.SUSTAINED, rounds=arguments.rounds)
     document = {**describe("cuda", arguments.commit), "dtype": arguments.dtype}
     document |= {"method": clock.method, "windows": asdict(windows)}
-    rows: list[dict[str, Any]] = []
-    for sizes in CASES:
+    rows = earlier_rows(arguments.earlier, document) if arguments.earlier else []
+    for sizes in CASES[len(rows) :]:
         rows.append(measure(sizes, arguments, windows, clock))
         summary = summarize(rows, arguments.peers)
         print(rows[-1], flush=True)

@@ -88,8 +88,9 @@ class BackwardProblem {
       wanted_[i] = needs.is_none() && has_input_[i];
     }
     if (!needs.is_none()) {
-      if (nb::isinstance<nb::str>(needs)) {
-        unsupported("needs is a str; accepted: None, or a sequence of names, as (\"dq\", \"dk\")");
+      if (nb::isinstance<nb::str>(needs) || nb::isinstance<nb::bytes>(needs)) {
+        unsupported("needs is a ", type_text(needs),
+                    "; accepted: None, or a sequence of names, as (\"dq\", \"dk\")");
       }
       const nb::tuple names = names_of(needs);
       for (const nb::handle name : names) want(name);

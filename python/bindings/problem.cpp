@@ -401,7 +401,8 @@ void set_out(const Tensor& out, Problem* problem) {
 
 void set_lse(const Tensor& lse, Problem* problem) {
   AttentionParams& p = problem->params;
-  check_shape(lse, problem->lse, "(batch, num_heads, seqlen_q)");
+  const bool varlen = problem->lse.ndim == 2;
+  check_shape(lse, problem->lse, varlen ? "(num_heads, total_q)" : "(batch, num_heads, seqlen_q)");
   check_last_stride(lse);
   p.lse.data = static_cast<float*>(lse.data);
   p.lse.batch_stride = lse.ndim == 3 ? lse.strides[0] : 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,19 @@ def test_auto_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["grids.py", "--kernels", "sm90:tall"])
     with pytest.raises(SystemExit):
         grids.main()
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    document: dict[str, Any] = {
+        "git": {"sha": "1"},
+        "versions": {"torch": "2"},
+        "dtype": "bfloat16",
+        "machine": {"gpu": "H200", "load_average": 1.0},
+    }
+    path = tmp_path / "grids.json"
+    path.write_text(json.dumps({**document, "cases": [{"us": {}}]}))
+    document["machine"] = {"gpu": "H200", "load_average": 2.0}
+    assert grids.earlier_rows(path, document) == [{"us": {}}]
+    for changed in ({"git": {"sha": "2"}}, {"machine": {"gpu": "H100"}}):
+        with pytest.raises(SystemExit, match="accepted"):
+            grids.earlier_rows(path, {**document, **changed})

@@ -284,6 +284,7 @@ def float16(x: Any) -> Any:
         (lambda g: {"dq": g["q"]}, r"dq.*q|q.*dq"),
         (lambda g: {"dq": np.empty_like(g["q"]), "needs": ["dk"]}, r"^dq is given and is not am"),
         (lambda g: {"needs": "dq"}, r"^needs is a str; accepted"),
+        (lambda g: {"needs": b"dq"}, r"^needs is a bytes; accepted"),
         (lambda g: {"needs": ["q"]}, r"^needs has 'q'; accepted: dq, dk"),
         (lambda g: {"needs": [3]}, r"^needs has 3; accepted: dq, dk"),
         (lambda g: {"needs": ["dbias"]}, r"^needs has dbias and bias is None"),
@@ -298,6 +299,17 @@ def test_wrong_calls(changed, message):
     given |= changed(given)
     with pytest.raises(dlattn.UnsupportedError, match=message):
         dlattn.attention_backward(**given)
+
+
+def test_words_of_packed_sequences():
+    """lse has the tokens of all sequences, one after the other."""
+    problem = varlen_problem(1, "float32", features=())
+    problem.forward()
+    given = {**problem.inputs, **problem.lengths, "dout": problem.dout, "out": problem.out}
+    heads, tokens = problem.lse.shape
+    message = rf"^lse: shape is \({heads}, {tokens - 1}\); accepted: .*, \(num_heads, total_q\)$"
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        dlattn.attention_varlen_backward(**given, lse=problem.lse[:, :-1])
 
 
 def test_more_rows_than_a_machine_has_memory_for():
