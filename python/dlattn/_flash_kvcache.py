@@ -141,7 +141,7 @@ def varlen(
         if known is not None:  # engines pass what the model has, which may be more
             max_seqlen_k = min(known, _room(k, "k", block_table))
     function: Any = attention_varlen
-    if _views.wants_gradients(q, k, v, options.get("alibi_slopes"), options.get("sinks")):
+    if _views.wants_operator(q, k, v, options.get("alibi_slopes"), options.get("sinks")):
         from dlattn.integrations.torch import flash
 
         function = partial(flash.attention_varlen, deterministic=deterministic)

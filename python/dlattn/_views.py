@@ -63,10 +63,16 @@ def _negative(q: Any) -> Any:
         ) from None
 
 
-def wants_gradients(*tensors: Any) -> bool:
-    """Whether torch is to differentiate a call with one of these."""
+def wants_operator(*tensors: Any) -> bool:
+    """Whether torch is to differentiate a call with one of these, or maps over one (torch.func)."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
+    if torch is None:
+        return False
+    if getattr(torch._C, "_are_functorch_transforms_active", bool)():
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        if any(isinstance(x, torch.Tensor) and wrapped(x) for x in tensors):
+            return True
+    if not torch.is_grad_enabled():
         return False
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
 

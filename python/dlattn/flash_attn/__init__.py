@@ -121,7 +121,7 @@ def flash_attn_func(
         shape = _views.shape_of(k, "k")
         options["window"] = window_of(window_size, causal, shape[1] if len(shape) == 4 else 0)
     function: Any = attention
-    if _views.wants_gradients(q, k, v, alibi_slopes, s_aux):
+    if _views.wants_operator(q, k, v, alibi_slopes, s_aux):
         from dlattn.integrations.torch import flash
 
         function = partial(flash.attention, deterministic=deterministic)

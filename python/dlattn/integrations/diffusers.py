@@ -96,8 +96,9 @@ def attend(
         mask, bias = None, mask
     if precision is None:
         query, scale = _views.with_any_scale(query, scale)
-    # Traced, it must be an operator; run, the operator is only a way about.
-    function = _functions.attention if torch.compiler.is_compiling() else dlattn.attention
+    # Traced, or mapped by torch.func, it must be an operator; run, that is only a way about.
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    function = _functions.attention if transformed else dlattn.attention
     return function(
         query,
         key,

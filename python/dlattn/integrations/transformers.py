@@ -136,7 +136,9 @@ def attention_forward(
         bias=bias,
         mask=mask,
         sinks=None if s_aux is None else s_aux.float(),
-        is_operator=wants_gradients or torch.compiler.is_compiling(),
+        is_operator=wants_gradients
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active(),
     )
     return out.contiguous(), None
 

@@ -208,6 +208,14 @@ def test_compiled_as_one_graph() -> None:
 
 
 @torch.no_grad()
+def test_mapped_by_torch_func() -> None:
+    q, k, v = (drawn(3, 1, 4, 2, 8, seed=n) for n in range(3))
+    attend = integration.attend
+    want = torch.stack([attend(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(attend)(q, k, v), want)
+
+
+@torch.no_grad()
 def test_the_context_manager(calls: list[dict[str, Any]]) -> None:
     q, k, v = (drawn(2, 9, 2, 16, seed=i) for i in range(3))
     want = attention_dispatch.dispatch_attention_fn(q, k, v)

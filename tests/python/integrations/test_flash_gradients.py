@@ -128,3 +128,30 @@ def test_slopes_that_need_no_gradient_have_none() -> None:
     out.sum().backward()  # a gradient all of whose strides are 0
     assert slopes.grad is None and all(x.grad.isfinite().all() for x in (q, k, v))
     torch.testing.assert_close(v.grad.sum(), torch.tensor(2.0 * 5 * HEADS * DIM))
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_mapped_and_differentiated_by_torch_func(wants_gradient: bool) -> None:
+    """vmap, with tensors that require grad and with others, as of dlattn.torch's functions."""
+    q, k, v = (tensor(3, 2, 5, HEADS, DIM, seed=n) for n in (1, 2, 3))
+    call = flash_attn.flash_attn_func
+    if wants_gradient:
+        call = torch.func.grad(lambda q, k, v: flash_attn.flash_attn_func(q, k, v).square().sum())
+    want = torch.stack([call(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(call)(q, k, v), want)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(call)(q, k, v), want)
+    offsets = torch.tensor([0, 2, 10], dtype=torch.int32)
+
+    def packed(q: Any, k: Any, v: Any) -> Any:
+        rows = (x.flatten(0, 1) for x in (q, k, v))
+        return flash_attn.flash_attn_varlen_func(*rows, offsets, offsets, 8, 8)
+
+    want = torch.stack([packed(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(packed)(q, k, v), want)
+
+
+def test_tangents_are_refused() -> None:
+    q = tensor(2, 5, HEADS, DIM, seed=1)
+    with pytest.raises(dlattn.UnsupportedError, match="forward mode"):
+        torch.func.jvp(lambda x: flash_attn.flash_attn_func(x, q, q), (q,), (q,))

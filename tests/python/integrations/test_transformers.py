@@ -366,6 +366,17 @@ def test_a_softcap_of_zero_is_none(calls: Calls) -> None:
 
 
 @torch.no_grad()
+def test_mapped_by_torch_func() -> None:
+    q, k, v = (torch.randn(3, 1, 2, 4, 8, device=device()) for _ in range(3))
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return integration.attention_forward(torch.nn.Module(), q, k, v, None)[0]
+
+    want = torch.stack([attend(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(attend)(q, k, v), want)
+
+
+@torch.no_grad()
 def test_additive_masks_and_sixteen_bits() -> None:
     """A mask of four dimensions that the caller made, as numbers, in the model's dtype."""
     ids, _ = tokens()
