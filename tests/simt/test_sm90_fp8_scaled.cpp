@@ -80,6 +80,8 @@ std::vector<Case> cases() {
       // Tiles whose keys are all 0, after such a row max.
       simt::with({20, 300, 64, kFull}, [](Case& c) { c.pair = 1e6; }),
       simt::with({90, 300, 128, kCausal}, [](Case& c) { c.pair = 1e8; }),
+      // Scores of tiles whose row maxima no longer come first, computed again.
+      simt::with({20, 2000, 128, kFull}, [](Case& c) { c.rise = 1.0; }),
   };
   // The largest tile, which is not pipelined.
   simt::append(&cases, {{1, 1, 256, kFull},
