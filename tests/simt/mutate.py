@@ -9,7 +9,8 @@ three, one of which that is not known, or an edit that does not apply, makes the
 A full run takes some three hours of one core's time. With ``--state FILE`` what was found is kept
 there, and a mutant of which nothing that its test is compiled from has changed since is not run
 again. With ``--seconds`` the run ends then, and the table says what is missing; ``--results FILE``
-keeps what each run found by the mutants' names, and ``--join`` makes one table of several runs.
+keeps what each run found by the mutants' names, and ``--join`` makes one table of several runs,
+each family of one revision.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def table(mutants: list[Mutant], findings: dict[str, Finding], made_on: str) -> 
         "tiles of head_dim or of the one that is named.",
         "",
         *textwrap.wrap(counted, LONGEST_LINE),
-        f"Made on revision {made_on}, whose files and statements it names.",
+        *textwrap.wrap(
+            f"Made on revision {made_on}, whose files and statements it names.", LONGEST_LINE
+        ),
         "",
         "| family | change | file | statement | caught by |",
         "|---|---|---|---|---|",
@@ -78,18 +81,24 @@ def table(mutants: list[Mutant], findings: dict[str, Finding], made_on: str) -> 
 
 
 def joined(files: list[Path]) -> tuple[dict[str, Finding], str]:
-    """The findings of several runs of one revision, and that revision."""
+    """The findings of several runs, and their revisions: one of each family."""
     findings: dict[str, Finding] = {}
-    revisions = set()
+    revisions: dict[str, str] = {}  # by family
     for file in files:
         content = json.loads(file.read_text())
-        revisions.add(content["revision"])
         for name, (caught, undecided) in content["findings"].items():
+            family = name.partition(",")[0]
+            known = revisions.setdefault(family, content["revision"])
+            if known != content["revision"]:
+                sys.exit(f"{family} is of two revisions: {known}, {content['revision']}")
             if not findings.get(name, Finding()).caught:
                 findings[name] = Finding(caught, undecided)
-    if len(revisions) != 1:
-        sys.exit(f"these are of {len(revisions)} revisions: {', '.join(sorted(revisions))}")
-    return findings, revisions.pop()
+    families: dict[str, list[str]] = {}
+    for family, made_on in revisions.items():
+        families.setdefault(made_on, []).append(family)
+    if len(families) == 1:
+        return findings, next(iter(families))
+    return findings, ", ".join(f"{x} ({', '.join(names)})" for x, names in families.items())
 
 
 class Record:
