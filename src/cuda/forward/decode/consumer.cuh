@@ -375,10 +375,12 @@ struct Consumer {
 #pragma unroll kUnroll
       for (int i = 0; i < pairs; ++i) tile::store(of_group(0, i).x, sum_of(i).x);
     }
-    if (in_cluster) {
-      __syncthreads();  // all have read the groups' statistics
-      if (first_pair == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
-      return add_up_cluster();
+    if constexpr (ptx::kClusters) {  // else it would be compiled for nothing
+      if (in_cluster) {
+        __syncthreads();  // all have read the groups' statistics
+        if (first_pair == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
+        return add_up_cluster();
+      }
     }
     if (row < num_rows && is_part) {
       if (first_pair == 0 && lane_idx % 4 == 0) static_cast<PartStats*>(shape.stats)[at] = all;
