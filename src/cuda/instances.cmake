@@ -18,7 +18,7 @@ dlattn_family(forward wmma TILES_PER_FILE 2)
 dlattn_instance(forward wmma float16 32 64 96 128 192 256)
 dlattn_instance(forward wmma bfloat16 32 64 96 128 192 256)
 
-dlattn_family(forward sm90 ARCH 90a TILES_PER_FILE 3)
+dlattn_family(forward sm90 ARCH 90a TILES_PER_FILE 5)
 dlattn_instance(forward sm90 float16 64 96 128 192 256)
 dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
