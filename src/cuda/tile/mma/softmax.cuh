@@ -155,11 +155,13 @@ struct SpeculativeSoftmax {
       float (&acc_s)[kRowTiles][kGroups][4], float scale,
       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
-    if (kBranches && !unscaled) {
-      // Packed on both branches: where they meet, packed values take half the registers.
-      exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-      add(sums);
-      return pack<T, kFirst, kKeys>(acc_s, rP);
+    if constexpr (kBranches) {
+      if (!unscaled) {
+        // Packed on both branches: where they meet, packed values take half the registers.
+        exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+        add(sums);
+        return pack<T, kFirst, kKeys>(acc_s, rP);
+      }
     }
     exponentiate_raised<kFirst, kKeys>(acc_s, scale, sums);
     add(sums);
