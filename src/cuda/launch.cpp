@@ -26,12 +26,12 @@ void allow_smem(int device, const void* kernel, KernelState* state, std::int64_t
                 const char* kernel_name) {
   if (smem_bytes <= 48 * 1024) return;
   const std::uint64_t bit = bit_of(device);
-  if (state->allowed.load(std::memory_order_relaxed) & bit) return;
+  if (__atomic_load_n(&state->allowed, __ATOMIC_RELAXED) & bit) return;
   const RelaxedCapture relaxed;  // loads the code
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(smem_bytes)),
         kernel_name, "asking for shared memory");
-  state->allowed.fetch_or(bit, std::memory_order_relaxed);
+  __atomic_fetch_or(&state->allowed, bit, __ATOMIC_RELAXED);
 }
 
 // Whether a launch of the kernel may start before the grid ahead of it in its stream is over: where
@@ -42,16 +42,16 @@ bool waits_for_grids_ahead(int device, const void* kernel, KernelState* state,
                            const char* kernel_name) {
   constexpr int kPtxVersion = 90, kDriverVersion = 12030;
   const std::uint64_t bit = bit_of(device);
-  if (state->asked.load(std::memory_order_acquire) & bit)
-    return state->waits.load(std::memory_order_relaxed) & bit;
+  if (__atomic_load_n(&state->asked, __ATOMIC_ACQUIRE) & bit)
+    return __atomic_load_n(&state->waits, __ATOMIC_RELAXED) & bit;
   const RelaxedCapture relaxed;  // loads the code
   cudaFuncAttributes code;
   check(cudaFuncGetAttributes(&code, kernel), kernel_name, "asking for the code's version");
   int driver = 0;
   check(cudaDriverGetVersion(&driver), kernel_name, "asking for the driver's version");
   const bool answer = code.ptxVersion >= kPtxVersion && driver >= kDriverVersion;
-  if (answer) state->waits.fetch_or(bit, std::memory_order_relaxed);
-  state->asked.fetch_or(bit, std::memory_order_release);
+  if (answer) __atomic_fetch_or(&state->waits, bit, __ATOMIC_RELAXED);
+  __atomic_fetch_or(&state->asked, bit, __ATOMIC_RELEASE);
   return answer;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "cuda/device_guard.h"
@@ -9,10 +8,11 @@
 namespace dlattn::cuda {
 
 // The questions that CUDA has answered about a kernel, or for it: a bit per device. Devices from 64
-// on have none, and CUDA is asked every time.
+// on have none, and CUDA is asked every time. launch.cpp alone accesses them, atomically: <atomic>
+// takes its time in each of 40 files of kernels.
 struct KernelState {
-  std::atomic<std::uint64_t> allowed{0};          // large shared memory
-  std::atomic<std::uint64_t> asked{0}, waits{0};  // whether it waits for grids ahead
+  std::uint64_t allowed = 0;           // large shared memory
+  std::uint64_t asked = 0, waits = 0;  // whether it waits for grids ahead
 };
 
 struct LaunchConfig {

@@ -1,5 +1,6 @@
 #include "problem.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>

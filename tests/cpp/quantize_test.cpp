@@ -1,6 +1,7 @@
 // quantize_kv() of the CPU backend against float64, where its parts lie, and plans for GPUs.
 #include "dlattn/quantize.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>

@@ -97,8 +97,8 @@ CACHE_BUGS = (
     ),
     _sm90(
         "no room for the last page",
-        "std::max<std::int64_t>(pages - 1, 0) * page_rows(x, pages) + rows",
-        "std::max<std::int64_t>(pages - 1, 0) * page_rows(x, pages)",
+        "greater<std::int64_t>(pages - 1, 0) * page_rows(x, pages) + rows",
+        "greater<std::int64_t>(pages - 1, 0) * page_rows(x, pages)",
         TENSOR_BOX,
     ),
     _sm90("boxes as long as pages", "p.page_size & -p.page_size", "p.page_size", TENSOR_BOX),

@@ -1,5 +1,6 @@
 // The C API (dlattn/c.h) of attention, its gradients and devices in terms of the C++ one. Other
 // operations have a file of their own.
+#include <algorithm>
 #include <cmath>
 
 #include "core/c_api/translate.h"

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/tensor_sizes.h"
+#include "core/util/inline.h"
 #include "dlattn/forward.h"
 
 // How many bytes, up to 16, the rows of tensors are aligned to, which is how wide an access to them
@@ -37,13 +37,12 @@ int row_alignment(const BasicTensorView<T>& x, const TensorSizes& sizes,
 inline int copy_bytes(const AttentionParams& p) {
   const auto of = [](const TensorView& x, const TensorSizes& sizes, std::int64_t columns) {
     const std::int64_t element_bytes = size_of(x.dtype);
-    return std::min(
-        row_alignment(x, sizes, element_bytes),
-        access_bytes(static_cast<std::uint64_t>(columns * element_bytes), element_bytes));
+    return lesser(row_alignment(x, sizes, element_bytes),
+                  access_bytes(static_cast<std::uint64_t>(columns * element_bytes), element_bytes));
   };
   const TensorSizes keys = key_sizes(p);
-  return std::min({of(p.q, query_sizes(p), p.head_dim), of(p.k, keys, p.head_dim),
-                   of(p.v, keys, p.head_dim_v)});
+  return lesser(of(p.q, query_sizes(p), p.head_dim),
+                lesser(of(p.k, keys, p.head_dim), of(p.v, keys, p.head_dim_v)));
 }
 
 // The widest store to out.

@@ -1,5 +1,6 @@
 #include "cpu/forward/quantized.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "core/util/inline.h"
 #include "cuda/tile/divider.h"
 
 // Heads that are walked together under causality, the longest walks of all of them first, so that a
@@ -18,10 +18,11 @@ struct HeadGroups {
 
 // Groups of `together` of all `heads` of all batch entries; no heads are a group of one.
 inline HeadGroups make_head_groups(std::int64_t heads, std::int64_t together) {
-  const auto all = static_cast<std::uint32_t>(std::max<std::int64_t>(heads, 1));
-  const auto group = static_cast<std::uint32_t>(std::clamp<std::int64_t>(together, 1, all));
+  const auto all = static_cast<std::uint32_t>(greater<std::int64_t>(heads, 1));
+  const auto group =
+      static_cast<std::uint32_t>(greater<std::int64_t>(lesser<std::int64_t>(together, all), 1));
   const std::uint32_t left = all % group;
-  return {Divider(group), all - left, Divider(std::max(left, 1u))};
+  return {Divider(group), all - left, Divider(greater(left, 1u))};
 }
 
 }  // namespace dlattn

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/alignment.h"
 #include "core/problem/positions.h"
+#include "core/util/inline.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/forward.h"
 
@@ -57,11 +57,11 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   LaunchShape shape;
   // An empty problem has no blocks to divide.
   const auto divider = [](std::int64_t n) {
-    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+    return Divider(static_cast<std::uint32_t>(greater<std::int64_t>(n, 1)));
   };
   shape.num_m_blocks = divider((p.seqlen_q * packed_heads + plan.block_m - 1) / plan.block_m);
   shape.num_heads = divider(p.num_heads / packed_heads);
-  shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  shape.heads_per_kv_head = divider(p.num_heads / greater<std::int64_t>(p.num_heads_kv, 1));
   shape.packed_heads = divider(packed_heads);
   // seed: copy-bytes
   shape.copy_bytes = plan.copy_bytes;

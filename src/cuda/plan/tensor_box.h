@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/limits.h"
@@ -65,7 +64,7 @@ TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t
   TensorBox box = tensor_box(name, x, columns, rows, heads, 1, box_rows, element_bytes);
   box.rank = 5;
   box.sizes[1] = kVarlenEnd;
-  box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;
+  box.sizes[3] = greater<std::int64_t>(rows, 1) + 1;
   box.sizes[4] = kVarlenEnd + 1;
   box.strides[3] = box.strides[1];
   box.strides[4] = kVarlenWrap - box.strides[1];
@@ -86,7 +85,7 @@ template <typename T>
 TensorBox page_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
                    std::int64_t rows, std::int64_t heads, std::int64_t pages, int box_rows,
                    int element_bytes = 2) {
-  const std::int64_t all_rows = std::max<std::int64_t>(pages - 1, 0) * page_rows(x, pages) + rows;
+  const std::int64_t all_rows = greater<std::int64_t>(pages - 1, 0) * page_rows(x, pages) + rows;
   return varlen_box(name, x, columns, all_rows, heads, box_rows, element_bytes);
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/problem/alignment.h"
 #include "core/problem/append.h"
+#include "core/util/inline.h"
 
 // The numbers that plan, launcher and kernel share. Plain C++.
 namespace dlattn::append::token_rows {
@@ -37,7 +38,7 @@ inline Shape make_shape(const AppendParams& p) {
   const bool rotates = p.rotary_cos.data;
   const auto is_aligned = [&](const auto& x, const core::TensorSizes& sizes) {
     const std::int64_t element = size_of(x.dtype);
-    return core::row_alignment(x, sizes, element) >= std::min<std::int64_t>(width * element, 16);
+    return core::row_alignment(x, sizes, element) >= lesser<std::int64_t>(width * element, 16);
   };
   const core::TensorSizes tables = {1, p.rotary_positions, 1};
   const bool tables_aligned =

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/util/ceil_div.h"
+#include "core/util/inline.h"
 #include "cuda/backward/sm90/params.h"
 #include "cuda/backward/sm90/traits.h"
 #include "cuda/plan/backward_workspace.h"
@@ -95,7 +95,7 @@ inline bool is_late(const BackwardParams& b, int head_dim_tile) {
   if (is_wide(head_dim_tile) || p.softcap != 0.0 || has_score_mod(p) || adds_dq_in_order(b) ||
       p.cu_seqlens_q || p.window_left >= 0 || p.window_right >= 0)
     return false;
-  const std::int64_t group = p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1);
+  const std::int64_t group = p.num_heads / greater<std::int64_t>(p.num_heads_kv, 1);
   const std::int64_t tiles = p.seqlen_q / block_m(head_dim_tile, false) * group;
   return (p.causal == Causal::kNone ? tiles : tiles / 2) >= kLeastTiles;
 }
@@ -109,7 +109,7 @@ inline bool stores_first_dq(const BackwardParams& b, int head_dim_tile) {
 inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const std::int64_t blocks = num_row_blocks(p.seqlen_k, keys_of_work(b, head_dim_tile));
-  return blocks * p.num_heads_kv * (p.batch_size / std::max<std::int64_t>(num_passes(b), 1));
+  return blocks * p.num_heads_kv * (p.batch_size / greater<std::int64_t>(num_passes(b), 1));
 }
 inline int block_m(const AttentionParams& p, int head_dim_tile) {
   return block_m(head_dim_tile, p.softcap != 0.0);
@@ -121,11 +121,11 @@ inline std::int64_t num_query_blocks(const AttentionParams& p, int head_dim_tile
 // Walks the heads of all batch entries in groups of `together`, and some `left` at the end as one.
 inline void walk_heads(Problem* problem, std::uint32_t together, std::uint32_t left) {
   const std::uint32_t heads = problem->num_blocks / problem->num_m_blocks.divisor();
-  left = std::min(left, heads);
+  left = lesser(left, heads);
   left += (heads - left) % together;
   problem->heads_together = Divider(together);
   problem->heads_in_groups = heads - left;
-  problem->heads_left = Divider(std::max(left, 1u));
+  problem->heads_left = Divider(greater(left, 1u));
 }
 
 // Partial sums of dalibi_slopes: a head's from each warp of the consumers of each block of keys.
@@ -144,7 +144,7 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
   const AttentionParams& p = b.forward;
   constexpr double kLog2e = 1.4426950408889634;
   const auto divider = [](std::int64_t n) {
-    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+    return Divider(static_cast<std::uint32_t>(greater<std::int64_t>(n, 1)));
   };
   Problem problem{};
   problem.cu_seqlens_q = p.cu_seqlens_q;
@@ -162,7 +162,7 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
   problem.num_blocks = static_cast<unsigned>(num_row_blocks(rows, block_rows) * heads * entries);
   walk_heads(&problem, 1, 0);
   problem.heads_per_kv_head =
-      static_cast<int>(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+      static_cast<int>(p.num_heads / greater<std::int64_t>(p.num_heads_kv, 1));
   problem.heads_per_entry = static_cast<int>(p.num_heads);
   problem.window = window_of<int>(p);
   problem.softmax_scale = static_cast<float>(p.softmax_scale);
@@ -193,7 +193,7 @@ inline Problem make_problem(const BackwardParams& b, int head_dim_tile, std::int
 
 inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  const std::int64_t passes = std::max<std::int64_t>(num_passes(b), 1);
+  const std::int64_t passes = greater<std::int64_t>(num_passes(b), 1);
   Problem problem = make_problem(b, head_dim_tile, p.seqlen_k, keys_of_work(b, head_dim_tile),
                                  p.num_heads_kv, p.batch_size / passes);
   problem.passes = static_cast<int>(passes);

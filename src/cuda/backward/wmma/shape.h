@@ -1,10 +1,10 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/alignment.h"
 #include "core/problem/positions.h"
+#include "core/util/inline.h"
 #include "cuda/backward/wmma/params.h"
 #include "cuda/backward/wmma/traits.h"
 #include "cuda/plan/backward_workspace.h"
@@ -24,7 +24,7 @@ inline Shape make_shape(const AttentionParams& p, std::int64_t seqlen, int rows,
                         int store_bytes) {
   constexpr double kLog2e = 1.4426950408889634;
   const auto divider = [](std::int64_t n) {
-    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+    return Divider(static_cast<std::uint32_t>(greater<std::int64_t>(n, 1)));
   };
   Shape shape{};
   shape.num_m_blocks = divider(num_row_blocks(seqlen, rows));
@@ -34,7 +34,7 @@ inline Shape make_shape(const AttentionParams& p, std::int64_t seqlen, int rows,
   const std::uint32_t left = all_heads % kHeadsTogether;
   shape.heads_in_groups = all_heads - left;
   shape.heads_left = divider(left);
-  shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  shape.heads_per_kv_head = divider(p.num_heads / greater<std::int64_t>(p.num_heads_kv, 1));
   shape.window = window_of<int>(p);
   shape.softmax_scale = static_cast<float>(p.softmax_scale);
   shape.softcap = static_cast<float>(p.softcap);

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/alignment.h"
+#include "core/util/inline.h"
 #include "cuda/plan/backward_workspace.h"
 #include "dlattn/plan.h"
 
@@ -32,7 +32,7 @@ inline Shape make_shape(const BackwardParams& b, const Plan& plan) {
   const core::TensorSizes sizes = core::query_sizes(p);
   const std::int64_t bytes = size_of(p.q.dtype);
   Shape shape{};
-  shape.num_row_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(delta_blocks(p), 1));
+  shape.num_row_blocks = static_cast<std::uint32_t>(greater<std::int64_t>(delta_blocks(p), 1));
   shape.num_tiles = static_cast<std::uint32_t>(num_tiles(b));
   shape.wide = p.head_dim_v * bytes % 16 == 0 && core::row_alignment(p.out, sizes, bytes) == 16 &&
                core::row_alignment(b.dout, sizes, bytes) == 16;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <algorithm>
-
+#include "core/util/inline.h"
 #include "cuda/plan/launch_shape.h"
 
 namespace dlattn::scalar {
@@ -10,7 +9,7 @@ namespace dlattn::scalar {
 // 8-bit keys are converted one by one, so q has its own element for the width then.
 inline LaunchShape make_shape(const AttentionParams& p, const Plan& plan) {
   LaunchShape shape = make_launch_shape(p, plan);
-  shape.copy_bytes = std::max(shape.copy_bytes, static_cast<int>(size_of(p.q.dtype)));
+  shape.copy_bytes = greater(shape.copy_bytes, static_cast<int>(size_of(p.q.dtype)));
   return shape;
 }
 

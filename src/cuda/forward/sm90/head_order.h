@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "core/util/inline.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/plan/head_groups.h"
 #include "cuda/plan/launch_shape.h"
@@ -33,7 +33,7 @@ inline bool walks_all_heads_together(const AttentionParams& p) {
 inline std::int64_t heads_together(const AttentionParams& p, int block_m, bool persistent) {
   constexpr std::int64_t kMostBytes = 16 << 20, kFew = kHeadsTogether;
   constexpr double kManyBlocks = 924;  // seven for each SM of an H200
-  if (walks_all_heads_together(p)) return std::max<std::int64_t>(p.batch_size * p.num_heads, 1);
+  if (walks_all_heads_together(p)) return greater<std::int64_t>(p.batch_size * p.num_heads, 1);
   if (p.causal == Causal::kNone || p.cu_seqlens_q || p.seqlen_k == 0) return kFew;
   if (score_mod_of(p) != ScoreMod::kNone || p.window_left >= 0) return kFew;
   const std::int64_t row_blocks = (p.seqlen_q + block_m - 1) / block_m;
@@ -46,7 +46,7 @@ inline std::int64_t heads_together(const AttentionParams& p, int block_m, bool p
   const double blocks = static_cast<double>(row_blocks) * static_cast<double>(p.num_heads) *
                         static_cast<double>(p.batch_size);
   if (kFew * head_bytes > kMostInL2 && blocks >= kManyBlocks)
-    return std::max<std::int64_t>(static_cast<std::int64_t>(kMostBytes / head_bytes), 1);
+    return greater<std::int64_t>(static_cast<std::int64_t>(kMostBytes / head_bytes), 1);
   std::int64_t together = kFew;
   while (2.0 * static_cast<double>(together) * head_bytes <= kMostBytes) together *= 2;
   return together;

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/problem/tensor_sizes.h"
+#include "core/util/inline.h"
 #include "cuda/forward/sm90_latent/traits.h"
 #include "cuda/plan/tensor_box.h"
 #include "cuda/tile/key_parts/shape.h"
@@ -46,11 +46,12 @@ inline DecodeShape decode_shape(const AttentionParams& p, const Plan& plan) {
 // have nothing to do, and more would only let them wait for each other.
 inline CombineGrid combine_grid(const AttentionParams& p, const Plan& plan) {
   const std::int64_t row_blocks = num_row_blocks(p, kBlockM);
-  const std::int64_t rows = std::min<std::int64_t>(p.seqlen_q * plan.packed_heads, kBlockM);
-  const std::int64_t most = std::max<std::int64_t>(rows * combine_blocks(kWideTile), 1);
+  const std::int64_t rows = lesser<std::int64_t>(p.seqlen_q * plan.packed_heads, kBlockM);
+  const std::int64_t most = greater<std::int64_t>(rows * combine_blocks(kWideTile), 1);
   const std::int64_t wanted =
-      kResidentCombineBlocks * plan.grid / std::max<std::int64_t>(row_blocks, 1);
-  return {row_blocks, static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most))};
+      kResidentCombineBlocks * plan.grid / greater<std::int64_t>(row_blocks, 1);
+  return {row_blocks,
+          static_cast<int>(greater<std::int64_t>(lesser<std::int64_t>(wanted, most), 1))};
 }
 
 }  // namespace dlattn::sm90_latent

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "core/problem/positions.h"
+#include "core/util/inline.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/plan/launch_shape.h"
 #include "dlattn/forward.h"
@@ -48,7 +48,7 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
   const Range<std::int64_t> keys = mask.row(0);
   folded.causal = Causal::kNone;
   folded.window_left = folded.window_right = -1;
-  folded.seqlen_k = std::max<std::int64_t>(keys.end - keys.begin, 0);
+  folded.seqlen_k = greater<std::int64_t>(keys.end - keys.begin, 0);
   const auto skip = [keys](const auto*& data, std::int64_t stride, std::int64_t bytes) {
     if (!data) return;
     data = reinterpret_cast<std::decay_t<decltype(data)>>(

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "core/problem/positions.h"
 #include "core/problem/tensor_sizes.h"
+#include "core/util/inline.h"
 #include "cuda/plan/launch_shape.h"
 #include "cuda/tile/key_parts/work_partition.h"
 #include "cuda/tile/key_parts/workspace.h"
@@ -61,8 +61,8 @@ inline int part_tiles_of(const AttentionParams& p, const Plan& plan, int side_by
   const PositionMask<std::int64_t> mask(
       window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);
   const dlattn::Range<std::int64_t> tiles = tiles_of<std::int64_t>(
-      mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
-  const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
+      mask.any_row(0, greater<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
+  const auto each = static_cast<unsigned>(greater<std::int64_t>(tiles.end - tiles.begin, 0));
   const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m * side_by_side));
   return part_tiles(Divider(static_cast<std::uint32_t>(plan.grid / side_by_side)),
                     static_cast<unsigned>(fixed_overhead_tiles(plan.block_n)),
