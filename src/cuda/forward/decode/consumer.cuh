@@ -68,6 +68,7 @@ struct Consumer {
     Rows rows;
     const Producer producer(params, shape, segment,
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
+    if (asks()) producer.ask_for_first();
     begin_access();
     if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
     int stage = 0, next_page = kScarce ? 0 : producer.page(0);
@@ -103,6 +104,14 @@ struct Consumer {
   }
 
  private:
+  // Whether the group's first keys are asked for before the wait: where parts have so few that the
+  // grid ahead has read its own by then, and the host knows where they lie.
+  __device__ __forceinline__ bool asks() const {
+    constexpr int kFewTiles = 4;
+    return ptx::kStartsEarly && !kPaged && kHeadDim == 128 && !kBytes && shape.uniform &&
+           shape.cluster_log2 == 0 && segment.count <= kFewTiles;
+  }
+
   // Where a row of Q lies.
   template <typename Q = T>
   __device__ __forceinline__ const Q* query_row(int row) const {

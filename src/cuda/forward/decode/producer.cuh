@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/forward/decode/traits.h"
-#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/cp_async_once.cuh"
 #include "cuda/tile/key_parts/schedule.cuh"
 #include "cuda/tile/key_source.cuh"
 #include "cuda/tile/swizzle.cuh"
@@ -50,6 +50,8 @@ struct Producer {
   static constexpr int kUnroll = kHeadDim > 128 ? 1 : 4;  // where registers are scarce, not at all
   // As ldmatrix sees them: of 16-bit elements.
   static constexpr int kColumns = kHeadDim * static_cast<int>(sizeof(KV)) / 2;
+  // Keys as lines of L2 that are evicted first, as far as it has been measured.
+  static constexpr bool kReadsOnce = kHeadDim == 128 && sizeof(KV) == 2;
   using Rows = tile::SwizzledRows<kColumns>;
   static_assert(kThreads % kChunks == 0 && kSlice % kStep == 0 && kSlice <= 32);
 
@@ -134,11 +136,32 @@ struct Producer {
     ptx::cp_async_commit();
   }
 
+  // Asks for the first slice to be brought to L2, by sectors: by lines of 128 bytes it takes
+  // longer.
+  __device__ __forceinline__ void ask_for_first() const {
+    constexpr int kSector = 32, kOfSector = kSector / static_cast<int>(sizeof(KV));
+    constexpr int kOfRow = kHeadDim / kOfSector;
+    const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % kOfRow * kOfSector;
+#pragma unroll 1
+    for (int row = lane / kOfRow; row < kSlice; row += 32 / kOfRow) {
+      const int n = first_key + row;
+      if (n < begin || n >= end) continue;
+      if (column < params.head_dim)
+        ptx::prefetch_to_l2(rows.k.data + n * params.k.row_stride + column);
+      if (column < params.head_dim_v)
+        ptx::prefetch_to_l2(rows.v.data + n * params.v.row_stride + column);
+    }
+  }
+
  private:
   __device__ __forceinline__ void copy(ptx::SmemAddress to, const KV* from, std::int64_t offset,
                                        int row, bool valid) const {
-    ptx::cp_async<16>(to + Rows::offset(row, chunk), from + (valid ? offset + chunk * kOfChunk : 0),
-                      valid);
+    const KV* const at = from + (valid ? offset + chunk * kOfChunk : 0);
+    if constexpr (kReadsOnce) {
+      ptx::cp_async_once(to + Rows::offset(row, chunk), at, valid);
+    } else {
+      ptx::cp_async<16>(to + Rows::offset(row, chunk), at, valid);
+    }
   }
 };
 
