@@ -16,6 +16,8 @@ SHARED = ("sequence.cuh", "schedule.cuh", "parts.cuh", "combine.cuh")
 
 
 def _path(file: str) -> str:
+    if "/" in file:
+        return file
     return f"tile/key_parts/{file}" if file in SHARED else f"forward/decode/{file}"
 
 
@@ -535,10 +537,12 @@ DECODE_BUGS = (
         "(num_rows - m0) / 8",
     ),
     # Keys of 8 bits.
-    _decode("bytes in the wrong order", "byte_products.cuh", "two<0x4342>", "two<0x4243>"),
-    _decode("columns of V swapped", "byte_products.cuh", "two<0x4341>", "two<0x4143>"),
-    _decode("e4m3's columns of V swapped", "byte_products.cuh", "<0x3120>", "<0x2130>"),
-    _decode("int8 off by one", "byte_products.cuh", "k1152 = 0x64806480u", "k1152 = 0x64816481u"),
+    _decode("bytes in the wrong order", "tile/byte_factors.cuh", "two<0x4342>", "two<0x4243>"),
+    _decode("columns of V swapped", "tile/byte_factors.cuh", "two<0x4341>", "two<0x4143>"),
+    _decode("e4m3's columns of V swapped", "tile/byte_factors.cuh", "<0x3120>", "<0x2130>"),
+    _decode(
+        "int8 off by one", "tile/byte_factors.cuh", "k1152 = 0x64806480u", "k1152 = 0x64816481u"
+    ),
     _decode(
         "keys 8 further on taken for those before",
         "byte_products.cuh",

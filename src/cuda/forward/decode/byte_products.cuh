@@ -1,13 +1,10 @@
 #pragma once
 
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
-#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/permute.cuh"
+#include "cuda/tile/byte_factors.cuh"
 #include "cuda/tile/swizzle.cuh"
 
 // The products of 16 query rows with keys and values of 8 bits, which become fp16 in registers:
@@ -15,44 +12,7 @@
 // 16-bit elements, and ldmatrix hands out two bytes where it would an element.
 namespace dlattn::decode {
 
-template <typename Byte>
-struct Unpack;
-
-template <>
-struct Unpack<std::int8_t> {
-  // Bytes 0 and 1, and bytes 2 and 3.
-  __device__ __forceinline__ static void halves(std::uint32_t packed, std::uint32_t* low,
-                                                std::uint32_t* high) {
-    *low = two<0x4140>(packed);
-    *high = two<0x4342>(packed);
-  }
-  // Bytes 0 and 2, and bytes 1 and 3.
-  __device__ __forceinline__ static void alternating(std::uint32_t packed, std::uint32_t* even,
-                                                     std::uint32_t* odd) {
-    *even = two<0x4240>(packed);
-    *odd = two<0x4341>(packed);
-  }
-
- private:
-  // The two bytes that a selector has beside 4's. x + 128 is the fraction of an fp16 from 1024 on.
-  template <int kSelector>
-  __device__ __forceinline__ static std::uint32_t two(std::uint32_t packed) {
-    constexpr std::uint32_t k1024 = 0x64646464u, k1152 = 0x64806480u;
-    return ptx::subtract_halves(ptx::permute_bytes<kSelector>(packed ^ 0x80808080u, k1024), k1152);
-  }
-};
-
-template <>
-struct Unpack<__nv_fp8_e4m3> {
-  __device__ __forceinline__ static void halves(std::uint32_t packed, std::uint32_t* low,
-                                                std::uint32_t* high) {
-    ptx::convert_e4m3x4_to_half(packed, low, high);
-  }
-  __device__ __forceinline__ static void alternating(std::uint32_t packed, std::uint32_t* even,
-                                                     std::uint32_t* odd) {
-    ptx::convert_e4m3x4_to_half(ptx::permute_bytes<0x3120>(packed, packed), even, odd);
-  }
-};
+using tile::Unpack;
 
 // S = Q K^T. A lane gets four neighbouring bytes of a key for each 16 columns, where operand b has
 // columns 2 c, 2 c + 1, 8 + 2 c and 9 + 2 c of lane c of a quad; so Q's columns stand in the order

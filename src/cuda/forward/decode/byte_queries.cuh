@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/smem.cuh"
+#include "cuda/tile/byte_factors.cuh"
 #include "cuda/tile/swizzle.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
@@ -12,29 +13,7 @@
 // largest magnitude of each is from 2^14 to 2^15: what fp16 rounds then is below 2^-39 of it.
 namespace dlattn::decode {
 
-// How rows of bfloat16 become fp16: what an element is multiplied with, and what products with the
-// results are multiplied with in turn.
-struct HalfScale {
-  float of_elements, of_products;
-
-  // For elements of at most such a magnitude.
-  __device__ __forceinline__ explicit HalfScale(float largest) {
-    std::uint32_t bits;
-    memcpy(&bits, &largest, sizeof bits);
-    // Within what both powers are normal numbers for.
-    const int exponent = max(min(static_cast<int>(bits >> 23) - 127, 127), -100);
-    of_elements = power_of_two(14 - exponent);
-    of_products = power_of_two(exponent - 14);
-  }
-
- private:
-  __device__ __forceinline__ static float power_of_two(int exponent) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(127 + exponent) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return power;
-  }
-};
+using tile::HalfScale;
 
 template <int kHeadDim>
 class ByteQueries {
