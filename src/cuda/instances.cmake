@@ -31,6 +31,7 @@ dlattn_instance(forward decode int8 64 128 256 576)
 dlattn_family(forward sm90_latent ARCH 90a IN forward_sm90_latent_and_wide THEN combine)
 dlattn_instance(forward sm90_latent float16 576)
 dlattn_instance(forward sm90_latent bfloat16 576)
+dlattn_instance(forward sm90_latent float8_e4m3fn 576)  # of k and v, beside q of either
 
 dlattn_family(forward sm90_wide ARCH 90a IN forward_sm90_latent_and_wide)
 dlattn_instance(forward sm90_wide float16 320 384 512)

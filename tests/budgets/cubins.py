@@ -145,7 +145,7 @@ _DECODE_KERNEL = re.compile(
 )
 _LATENT_KERNEL = re.compile(
     r"_ZN6dlattn11sm90_latent(?:6|14(combine)_|13narrow_)kernelI(6__half|13__nv_bfloat16)"
-    r"(?:Li(16|32)E)?EEv\w+"
+    r"(?:Li(16|32)E(S2_|13__nv_fp8_e4m3))?EEv\w+"
 )
 _LARGE_HEADS_KERNEL = re.compile(
     r"_ZN6dlattn9sm90_wide6kernelI(6__half|13__nv_bfloat16)Li(\d+)EEEv\w+"
@@ -247,6 +247,8 @@ def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "scalar" and dtype in _DECODE_KEYS.values():
         return []  # 8-bit caches are for the kernels of q's dtype
+    if family == "sm90_latent" and dtype in _DECODE_KEYS.values():
+        return [variant] if variant != "rows64" else []
     if family == "sm90_latent":  # one kernel adds up the parts of all shapes
         return [variant, *(["combine"] if variant == "rows64" else [])]
     if family == "decode":
@@ -308,8 +310,9 @@ def name_of(symbol: str) -> str | None:
         kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
     if match := _LATENT_KERNEL.fullmatch(symbol):
-        variant = match[1] or f"rows{match[3] or 64}"
-        return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, variant)
+        combine, element, rows, keys = match.groups()
+        dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
+        return kernel_name("sm90_latent", dtype, _WIDE, combine or f"rows{rows or 64}")
     if match := _LARGE_HEADS_KERNEL.fullmatch(symbol):
         return kernel_name("sm90_wide", _TYPES[match[1]], match[2])
     if match := _WIDE_KERNEL.fullmatch(symbol):
@@ -606,7 +609,7 @@ def dynamic_smem() -> dict[str, int]:
                 arguments += f", {tile_v}, dlattn::sm90::Variant({mod})"
             elif variant and family not in ("wmma8", "sm90_fp8"):
                 arguments += f", {variants(family).index(variant)}"
-            if family == "decode":
+            if family in ("decode", "sm90_latent"):
                 arguments += ", 1" if dtype in _DECODE_KEYS.values() else ", 2"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in names(family, variant, dtype, tile):

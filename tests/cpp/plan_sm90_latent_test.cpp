@@ -1,5 +1,6 @@
 // Plans of sm90_latent.
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "core/plan/plan.h"
@@ -117,6 +118,48 @@ void divisions() {
           options);
 }
 
+// Keys of 8 bits: e4m3 alone, with few rows.
+void keys_of_8_bits() {
+  static const float scale = 0.5f;
+  const auto in_8_bits = [](AttentionParams p, DType dtype = DType::kFloat8E4M3) {
+    p.k.dtype = p.v.dtype = dtype;
+    p.k_descale.data = p.v_descale.data = &scale;
+    return p;
+  };
+  for (const auto& [heads, variant] :
+       {std::pair(8, sm90_latent::kRows16), {17, sm90_latent::kRows32}}) {
+    const Plan plan = dlattn::plan(in_8_bits(latents(8, 4096, heads)), h200, force("sm90_latent"));
+    CHECK(plan.dtype == DType::kFloat8E4M3);
+    CHECK_EQ(plan.variant, variant);
+    CHECK_EQ(plan.block_m, 64);
+    const TileConfig config = sm90_latent::tile_config(576, variant, 1);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    CHECK(plan.after[0].dtype == plan.dtype);
+  }
+  CHECK(dlattn::plan(in_8_bits(latents(64, 4096, 16)), h200).kernel == "sm90_latent");
+  CHECK(dlattn::plan(in_8_bits(latents(64, 4096, 128)), h200).kernel == "decode");
+  CHECK(dlattn::plan(in_8_bits(latents(64, 4096, 16), DType::kInt8), h200).kernel == "decode");
+  refused(in_8_bits(latents(8, 4096, 16), DType::kInt8),
+          "dtype is int8; accepted: float16, bfloat16");
+  refused(in_8_bits(latents(8, 4096, 33)),
+          "seqlen_q x heads of a group is 33; accepted by variant rows32: up to 32");
+  Options options = force("sm90_latent");
+  options.variant = "rows64";
+  refused(in_8_bits(latents(8, 4096, 16)), "variant rows64 does not read keys of 8 bits", options);
+  options.variant = nullptr, options.batch_invariant = true;
+  refused(in_8_bits(latents(8, 4096, 16)), "does not run with batch_invariant over keys of 8 bits",
+          options);
+  CHECK(dlattn::plan(in_8_bits(latents(8, 4096, 16)), h200,
+                     [] {
+                       Options o;
+                       o.batch_invariant = true;
+                       return o;
+                     }())
+            .kernel == "decode");
+}
+
 void refusals() {
   AttentionParams p = latents(2, 4096, 16);
   p.v.data = static_cast<const char*>(p.v.data) + 128;
@@ -148,6 +191,7 @@ void refusals() {
 int main() {
   served();
   variants();
+  keys_of_8_bits();
   clusters();
   divisions();
   refusals();

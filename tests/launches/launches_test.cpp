@@ -145,11 +145,9 @@ void latents_in_pages() {
   const struct {
     const char* kernel;
     DType dtype;  // of keys
-  } callers[] = {{"auto", DType::kBFloat16},
-                 {"decode", DType::kBFloat16},
-                 {"sm90_latent", DType::kBFloat16},
-                 {"auto", DType::kInt8},
-                 {"decode", DType::kFloat8E4M3}};
+  } callers[] = {{"auto", DType::kBFloat16},        {"decode", DType::kBFloat16},
+                 {"sm90_latent", DType::kBFloat16}, {"auto", DType::kInt8},
+                 {"auto", DType::kFloat8E4M3},      {"decode", DType::kFloat8E4M3}};
   for (const auto& [kernel, dtype] : callers) {
     for (const std::int64_t heads : {16, 128}) {
       for (const std::int64_t batch : {1, 8, 66}) {

@@ -89,8 +89,8 @@ LATENT_BUGS = (
     _latent(
         "maxima of one warp",
         "narrow_consumer.cuh",
-        "w < kNarrowWarps; ++w) most = fmaxf(most, Memory::of_rows(w)[of_lane(own)]);",
-        "w < 1; ++w) most = fmaxf(most, Memory::of_rows(w)[of_lane(own)]);",
+        "w < kNarrowWarps; ++w) most = fmaxf(most, own_of_rows(w)[of_lane(own)]);",
+        "w < 1; ++w) most = fmaxf(most, own_of_rows(w)[of_lane(own)]);",
     ),
     _latent(
         "output of narrow shapes not rescaled",
@@ -127,5 +127,61 @@ LATENT_BUGS = (
         "narrow_consumer.cuh",
         "{row_max, softmax[own].row_sum * factor}",
         "{0.0f, softmax[own].row_sum * factor}",
+    ),
+    # Keys of 8 bits.
+    _latent(
+        "what rows' products count left out",
+        "narrow_consumer.cuh",
+        "acc_s[score_of(own, 0)] *= factor, acc_s[score_of(own, 1)] *= factor;",
+        ";",
+    ),
+    _latent(
+        "v's factor left out",
+        "narrow_consumer.cuh",
+        "result.scale *= value_scale<sizeof(KV)>(params, segment.sequence, segment.head_kv);",
+        ";",
+    ),
+    _latent(
+        "v's factor of parts left out",
+        "kernel.cuh",
+        "combine_row_block<T, kWideTile, kBlockM, kBlockN, 1>",
+        "combine_row_block<T, kWideTile, kBlockM, kBlockN, 2>",
+    ),
+    _latent(
+        "results of bfloat16 as float16",
+        "narrow_consumer.cuh",
+        "if (shape.is_bfloat16) return",
+        "if (false) return",
+    ),
+    _latent(
+        "columns of V swapped",
+        "narrow_bytes.cuh",
+        "alternating(bytes[i], &step[0], &step[1])",
+        "alternating(bytes[i], &step[1], &step[0])",
+    ),
+    _latent(
+        "columns of K 8 further on taken for those before",
+        "narrow_bytes.cuh",
+        "&step[i % 2], &step[i % 2 + 2]",
+        "&step[i % 2 + 2], &step[i % 2]",
+    ),
+    _latent(
+        "Q in the order of 16-bit keys",
+        "narrow_bytes.cuh",
+        "= {words[0], words[2]};",
+        "= {words[0], words[1]};",
+    ),
+    _latent(
+        "Q's power of two not taken back",
+        "narrow_bytes.cuh",
+        "kIsHalf ? 1.0f : scale.of_products",
+        "1.0f",
+    ),
+    # Copies.
+    _latent(
+        "blocks of another warp",
+        "narrow_producer.cuh",
+        "own.advance(warp + lane * kWarps);",
+        "own.advance(lane * kWarps);",
     ),
 )

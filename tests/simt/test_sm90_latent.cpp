@@ -18,7 +18,7 @@ using simt::Layout;
 namespace latent = dlattn::sm90_latent;
 
 // As the launcher does.
-template <typename T>
+template <typename T, typename KV>
 void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
                  const simt::Tensors<T>& tensors, simt::Schedule schedule) {
   const latent::DecodeShape shape = latent::decode_shape(params, plan);
@@ -29,11 +29,13 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   simt::start_early(&threads, tensors);
   simt::launch(threads, [&] {
+    constexpr bool kBytes = sizeof(KV) == 1;
+    using Q = std::conditional_t<kBytes, __half, T>;  // either type's kernel
     if (plan.variant == latent::kRows16) {
-      latent::narrow_kernel<T, 16>(params, shape, args);
+      latent::narrow_kernel<Q, 16, KV>(params, shape, args);
     } else if (plan.variant == latent::kRows32) {
-      latent::narrow_kernel<T, 32>(params, shape, args);
-    } else {
+      latent::narrow_kernel<Q, 32, KV>(params, shape, args);
+    } else if constexpr (!kBytes) {
       latent::kernel<T>(params, shape, args);
     }
   });
@@ -47,28 +49,30 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   simt::launch(rows, [&] { latent::combine_kernel<T>(params, shape, grid); });
 }
 
-template <typename T>
+template <typename T, typename KV = T>
 void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, const char* filter) {
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
-  if (!simt::is_built(kDType, latent::kWideTile)) return;
+  constexpr bool kBytes = sizeof(KV) == 1;
+  if (!kBytes && !simt::is_built(kDType, latent::kWideTile)) return;
+  if (kBytes && (variant == latent::kRows64 || c.head_dim % 16 > 0 || c.dim_v() % 16 > 0)) return;
   const int rows = static_cast<int>(c.seqlen_q * c.num_heads / c.num_heads_kv);
   if (variant != latent::kRows64 && rows > latent::rows_of(variant)) return;
   if (blocks == 0 && (d.num_splits || d.split_size)) return;
   const std::string name = "sm90_latent " + std::string(dlattn::to_string(kDType)) + " " +
                            latent::kVariantNames[variant] + " " + c.name() + d.cache.name() +
-                           " blocks " + std::to_string(blocks) +
+                           " blocks " + std::to_string(blocks) + (kBytes ? " keys of 8 bits" : "") +
                            (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
                            (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
   simt::Tensors<T> t = simt::make_tensors<T>(c);
   dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
-  const simt::Pool<T, T> pool(c, d.cache, t);
+  const simt::Pool<T, KV> pool(c, d.cache, t);
   pool.describe(d.cache, &params);
   dlattn::Options options;
   options.kernel = "sm90_latent";
   options.variant = latent::kVariantNames[variant];
-  options.batch_invariant = blocks == 0;
+  options.batch_invariant = blocks == 0 && !kBytes;
   options.allow_workspace = blocks != 0;
   options.num_splits = d.num_splits;
   options.split_size = d.split_size;
@@ -92,7 +96,7 @@ void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, cons
   for (const simt::Schedule schedule : simt::schedules()) {
     t.out.poison(), t.lse.poison();
     std::memset(workspace.get(), 0xFF, bytes);
-    run_kernels<T>(params, plan, t, schedule);
+    run_kernels<T, KV>(params, plan, t, schedule);
     const std::vector<unsigned char> out = t.out.bytes();
     if (first_out.empty()) first_out = out;
     if (out != first_out) trouble = "out depends on the order of threads";
@@ -104,6 +108,17 @@ void run(simt::Tests& tests, const DividedCase& d, int variant, int blocks, cons
   };
   tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(0.0f), problem_of), kDType,
                trouble);
+}
+
+// One kernel serves q and out of either type, which it reads and writes in one place: by turns.
+void run_bytes(simt::Tests& tests, const DividedCase& d, int variant, int blocks,
+               const char* filter) {
+  static int number = 0;
+  if ((number++ / 2 + variant) % 2 == 0) {
+    run<__half, __nv_fp8_e4m3>(tests, d, variant, blocks, filter);
+  } else {
+    run<__nv_bfloat16, __nv_fp8_e4m3>(tests, d, variant, blocks, filter);
+  }
 }
 
 Case wide(Case c, int head_dim_v = 512, const std::function<void(Case&)>& set = {}) {
@@ -180,6 +195,7 @@ int main(int argc, char** argv) {
         if (std::abs(c.sizes.rise) < 1000.0)  // beyond float16
           run<__half>(tests, c, variant, blocks, arguments.filter());
         run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
+        run_bytes(tests, c, variant, blocks, arguments.filter());
       }
     }
   }

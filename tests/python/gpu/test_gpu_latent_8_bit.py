@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, HALF, captured, torch
+from gpu_checks import DEVICE, HALF, HOPPER, captured, torch
 from kvcaches import Cache, Problem
-from test_gpu_latent_decode import KERNELS, convert, latents, poisoned, run, run_features
+from test_gpu_latent_decode import KERNELS, convert, hopper, latents, poisoned, run, run_features
 
 import dlattn
 
@@ -19,6 +19,13 @@ pytestmark = pytest.mark.gpu
 
 with_caches = pytest.mark.parametrize("cache_dtype", ["int8", "float8_e4m3fn"])
 with_kernels = pytest.mark.parametrize("kernel", KERNELS)
+# sm90_latent has e4m3 latents alone, of up to 32 rows.
+NARROW = ["sm90_latent", "sm90_latent:rows32"]
+PLAIN = [
+    *((kernel, cache_dtype) for kernel in KERNELS for cache_dtype in ("int8", "float8_e4m3fn")),
+    *((kernel, "float8_e4m3fn") for kernel in NARROW if HOPPER),
+]
+with_plain = pytest.mark.parametrize(("kernel", "cache_dtype"), PLAIN)
 
 
 @with_kernels
@@ -29,6 +36,31 @@ with_kernels = pytest.mark.parametrize("kernel", KERNELS)
 def test_latents(cache_dtype: str, heads: int, page_size: int, dtype: str, kernel: str) -> None:
     problem = latents(heads, page_size=page_size, dtype=dtype, cache_dtype=cache_dtype)
     run(problem, kernel, causal=True)
+
+
+@hopper
+@pytest.mark.parametrize("kernel", NARROW)
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("page_size", [0, 8, 64])
+@pytest.mark.parametrize(("heads", "seqlen_q"), [(8, 1), (16, 1), (5, 3), (32, 1), (16, 2)])
+def test_latents_of_few_rows(
+    heads: int, seqlen_q: int, page_size: int, dtype: str, kernel: str
+) -> None:
+    given = {"page_size": page_size, "dtype": dtype, "cache_dtype": "float8_e4m3fn"}
+    run(latents(heads, seqlen_q=seqlen_q, **given), kernel, causal=True)
+    if seqlen_q > 1:
+        run(latents(heads, seqlen_q=seqlen_q, **given), kernel)
+        smaller = {"head_dim": 320, "head_dim_v": 272}
+        run(latents(heads, seqlen_q=seqlen_q, **given, **smaller), kernel, causal=True)
+
+
+@hopper
+def test_several_heads_windows_and_sinks() -> None:
+    given = {"cache_dtype": "float8_e4m3fn", "seqlen_q": 2, "num_heads_kv": 2}
+    run(latents(8, **given, layout="bhsd"), "sm90_latent", causal=True)
+    run(latents(32, **given), "sm90_latent", causal=True, sinks=normal(32, seed=8))
+    run(latents(32, **given), "sm90_latent", causal=True, window=(40, None))
+    run(latents(page_size=0, chosen=True, cache_dtype="float8_e4m3fn"), "sm90_latent", causal=True)
 
 
 @with_kernels
@@ -70,10 +102,13 @@ def test_features(cache_dtype: str, kernel: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"num_splits": 5}, {"split_size": 1024}, {"batch_invariant": True}]
 )
-@with_kernels
-@with_caches
+@with_plain
 def test_splits(cache_dtype: str, kernel: str, options: dict[str, Any]) -> None:
     problem = latents(16, lengths=(3000, 0, 1, 1100), cache_dtype=cache_dtype)
+    if "sm90" in kernel and "batch_invariant" in options:
+        with pytest.raises(dlattn.UnsupportedError, match="does not run with batch_invariant"):
+            run(problem, kernel, causal=True, **options)
+        return
     got = run(problem, kernel, causal=True, **options)
     again = run(problem, kernel, causal=True, **options)
     assert torch.equal(got[0], again[0])
@@ -88,25 +123,27 @@ def test_splits(cache_dtype: str, kernel: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@with_kernels
-@with_caches
+@with_plain
 def test_every_element_counts_what_it_is(cache_dtype: str, kernel: str, dtype: str) -> None:
     """One key a sequence: out is its value, in each column each of the 256 bytes."""
     rows = (torch.arange(256, device=DEVICE)[:, None] + torch.arange(512, device=DEVICE)) % 256
     v = rows.to(torch.uint8).view(getattr(torch, cache_dtype)).view(256, 1, 1, 512)
+    if "sm90" in kernel:  # where a key is its value: without NaN, and with any score
+        v = torch.where(v.float().isnan(), 0.0, v.float()).to(v.dtype)
+    k = v if "sm90" in kernel else torch.zeros_like(v)
     out = dlattn.attention_with_kvcache(
         torch.ones(256, 1, 1, 512, device=DEVICE, dtype=getattr(torch, dtype)),
-        torch.zeros_like(v), v, seqused_k=torch.ones(256, device=DEVICE, dtype=torch.int32),
+        k, v, seqused_k=torch.ones(256, device=DEVICE, dtype=torch.int32),
         k_descale=torch.ones((), device=DEVICE), v_descale=torch.full((), 0.5, device=DEVICE),
         kernel=kernel,
     )  # fmt: skip
     torch.testing.assert_close(out.float(), v.float() / 2, rtol=0, atol=0, equal_nan=True)
 
 
-@with_kernels
-def test_queries_far_from_one(kernel: str) -> None:
+@with_plain
+def test_queries_far_from_one(kernel: str, cache_dtype: str) -> None:
     """bfloat16 has numbers that fp16, in which these products are made, has not."""
-    problem = latents(lengths=(70, 300), cache_dtype="int8")
+    problem = latents(lengths=(70, 300), cache_dtype=cache_dtype)
     for power in (-60, 60):
         problem.q = problem.q * np.float32(2.0**power)
         run(problem, kernel, causal=True, softmax_scale=2.0 ** (-power - 5))

@@ -98,7 +98,7 @@ void let_next_grid_start();
 void wait_for_counter(const unsigned* counter, unsigned least);
 
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
-constexpr int kMaxMbarriers = 128;  // of a block, and of a cluster
+constexpr int kMaxMbarriers = 256;  // of a block, and of a cluster
 
 void mbarrier_init(void* memory, int count);
 void mbarrier_arrive(void* memory);

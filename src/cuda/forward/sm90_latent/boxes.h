@@ -17,13 +17,17 @@ struct KeyBoxes {
   int page_rows;  // from one page, or sequence, to the next (cuda::page_rows())
 };
 
+inline int key_bytes(const AttentionParams& p) {
+  return static_cast<int>(size_of(p.k.dtype));
+}
+
 // Pages of a pool, entries of a cache, or keys of sequences of one length.
 inline KeyBoxes key_boxes(const AttentionParams& p) {
   const core::TensorSizes sizes = core::key_sizes(p);
   TensorView k = p.k;
   if (sizes.rows == 0) k.data = p.q.data;  // without keys there may be no address
   KeyBoxes boxes = {cuda::page_box("k", k, p.head_dim, sizes.rows, sizes.heads, sizes.batch,
-                                   cuda::page_box_rows(p, kBlockN)),
+                                   cuda::page_box_rows(p, kBlockN), key_bytes(p)),
                     static_cast<int>(cuda::page_rows(k, sizes.batch))};
   // An H200 read 64 sequences of 4096 keys in 89 us instead of 95 so.
   boxes.box.l2_bytes = 128;

@@ -12,7 +12,8 @@
 // kernel adds them up. Shared memory: SmemMap, in swizzled tiles. Barriers: setup.cuh.
 //
 // Where a KV head has up to 32 rows, narrow_kernel has them all: one consumer, whose products are
-// transposed (NarrowConsumer). Shared memory: NarrowMap. Barriers: narrow_setup.cuh.
+// transposed (NarrowConsumer), or two, by turns, and three warps that copy, where keys have 8 bits
+// (narrow_consumers()). Shared memory: NarrowMap. Barriers: narrow_setup.cuh.
 
 #include "cuda/forward/sm90_latent/consumer.cuh"
 #include "cuda/forward/sm90_latent/narrow_consumer.cuh"
@@ -44,19 +45,29 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   ptx::cluster_leave();
 }
 
-// The same of a narrow shape.
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kNarrowThreads, 1)
+// The same of a narrow shape. With keys KV of 8 bits it serves q and out of either type.
+template <typename T, int kRows, typename KV = T>
+__global__ void __launch_bounds__(narrow_threads(kRows, sizeof(KV)), 1)
     narrow_kernel(const __grid_constant__ AttentionParams params,
                   const __grid_constant__ DecodeShape shape,
                   const __grid_constant__ KernelArgs args) {
-  const Ring<kRows> ring{ptx::smem_address(ptx::dynamic_smem())};
+  constexpr int kKeyBytes = static_cast<int>(sizeof(KV));
+  const Ring<kRows, kKeyBytes> ring{ptx::smem_address(ptx::dynamic_smem())};
   ring.init();
   begin_access();
-  if (threadIdx.x < 32) {
-    Producer<NarrowStages<kRows>>{params, shape, args, {ring}}.run();
-  } else if (threadIdx.x >= kWarpgroupThreads) {
-    NarrowConsumer<T, kRows>(params, shape, ring).run();
+  constexpr bool kSeveral = narrow_consumers(kRows, kKeyBytes) > 1;
+  if (threadIdx.x < kWarpgroupThreads) {
+    if constexpr (kSeveral) ptx::lower_registers<kProducerRegisters>();
+    using Stages = std::conditional_t<kKeyBytes == 1, ByteStages<kRows>, NarrowStages<kRows>>;
+    if (threadIdx.x < Stages::kWarps * 32) Producer<Stages>{params, shape, args, {ring}}.run();
+  } else {
+    int consumer = 0;
+    if constexpr (kSeveral) {
+      ptx::raise_registers<kConsumerRegisters>();
+      consumer =
+          __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0) - 1;
+    }
+    NarrowConsumer<T, kRows, KV>(params, shape, ring, consumer).run();
   }
   ptx::cluster_leave();
 }
@@ -66,7 +77,8 @@ __global__ void __launch_bounds__(kCombineThreads, kResidentCombineBlocks)
     combine_kernel(const __grid_constant__ AttentionParams params,
                    const __grid_constant__ DecodeShape shape,
                    const __grid_constant__ CombineGrid grid) {
-  combine_row_block<T, kWideTile, kBlockM, kBlockN, kElementBytes>(params, shape, grid.slices);
+  // Where keys have 16 bits there is no factor of values, and it is 1.
+  combine_row_block<T, kWideTile, kBlockM, kBlockN, 1>(params, shape, grid.slices);
 }
 
 }  // namespace dlattn::sm90_latent

@@ -5,14 +5,16 @@
 // Shared memory and barriers of the narrow shapes, between the warp that copies and the consumer.
 namespace dlattn::sm90_latent {
 
-// The consumer's threads, among themselves.
-constexpr int kNarrowBarrier = 1;
+// The block's named barriers.
+constexpr int kNarrowBarrier = 1;       // + consumer: its own threads
+constexpr int kEveryNarrowBarrier = 3;  // all consumers
 
 // Blocks of columns come one behind the other to slots of a ring, nine for each tile, and are used
 // and freed tile by tile.
-template <int kRows>
+// kKeyBytes: of an element of theirs.
+template <int kRows, int kKeyBytes>
 struct Ring {
-  static constexpr NarrowMap kMap = narrow_map(kRows);
+  static constexpr NarrowMap kMap = narrow_map(kRows, kKeyBytes);
   static constexpr int kSlots = kMap.num_slots;
   static_assert(kSlots > kBlocks, "copies go on while a tile is in use");
 
@@ -32,10 +34,10 @@ struct Ring {
     return base + block * kRows * kBlockRowBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress keys(const Place& at) const {
-    return base + kMap.slots + at.slot * kBlockBytes;
+    return base + kMap.slots + at.slot * kMap.block_bytes;
   }
-  __device__ __forceinline__ ptx::SmemAddress probabilities() const {
-    return base + kMap.probabilities;
+  __device__ __forceinline__ ptx::SmemAddress probabilities(int consumer) const {
+    return base + kMap.probabilities + consumer * kRows * kBlockRowBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress full(int slot) const {
     return base + kMap.full + slot * ptx::kMbarrierBytes;
@@ -56,11 +58,16 @@ struct Ring {
     ptx::mbarrier_sleep(empty(at.slot), at.parity ^ 1);
   }
 
-  // A number of each row from each warp of the consumer: the maxima of a tile, and what else rows
+  // A number of each row from each warp of a consumer: the maxima of a tile, and what else rows
   // have one of, of which `use` tells those that are there at one time apart.
-  __device__ __forceinline__ static float* of_rows(int warp, int use = 0) {
+  __device__ __forceinline__ static float* of_rows(int consumer, int warp, int use = 0) {
     return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.of_rows) +
-           (use * kNarrowWarps + warp) * kRows;
+           ((consumer * 2 + use) * kNarrowWarps + warp) * kRows;
+  }
+
+  // A factor of each row's products with keys of 8 bits.
+  __device__ __forceinline__ static float* factors() {
+    return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.factors);
   }
 
   // By all threads of the cluster, before anything else.

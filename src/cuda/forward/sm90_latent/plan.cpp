@@ -72,20 +72,26 @@ int requested_variant(const char* name) {
   return -1;
 }
 
-// The narrowest that has all rows. That of 64 has any: with batch_invariant, where numbers of
-// queries must not matter, it is taken.
+// The narrowest that has all rows. That of 64 has any, of 16 bits: with batch_invariant, where
+// numbers of queries must not matter, it is taken.
 bool choose_variant(const AttentionParams& p, const Options& options, int* variant,
                     std::string* why) {
   const int requested = requested_variant(options.variant);
   if (options.variant && requested < 0)
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
+  const bool bytes = key_bytes(p) == 1;
+  const int last = bytes ? kRows32 : kRows64;
+  if (bytes && options.batch_invariant)
+    return refuse(why, "does not run with batch_invariant over keys of 8 bits");
+  if (requested > last)
+    return refuse(why, "variant ", options.variant, " does not read keys of 8 bits");
   *variant = requested >= 0 ? requested : kRows16;
-  while (requested < 0 && *variant < kRows64 &&
+  while (requested < 0 && *variant < last &&
          (rows_of(p) > sm90_latent::rows_of(*variant) || options.batch_invariant))
     ++*variant;
   if (*variant == kRows64 || rows_of(p) <= sm90_latent::rows_of(*variant)) return true;
   return refuse(why, "seqlen_q x heads of a group is ", rows_of(p), "; accepted by variant ",
-                options.variant, ": up to ", sm90_latent::rows_of(*variant));
+                kVariantNames[*variant], ": up to ", sm90_latent::rows_of(*variant));
 }
 
 // How many row blocks a cluster has side by side.
@@ -105,6 +111,7 @@ BlockModel block_model(const AttentionParams& p, const DeviceInfo& device, int s
   model.first = 9000.0;
   model.next = 3000.0;
   model.per_key = 36.0;  // where its columns are in L2
+  if (key_bytes(p) == 1) model.per_key = rows_of(p) <= sm90_latent::rows_of(kRows16) ? 27.0 : 43.0;
   model.combine = 2500.0;
   const int heads = static_cast<int>(p.num_heads / p.num_heads_kv);
   model.keys = std::max(cost::walk(p, model.block_m, heads).mean, 1.0);
@@ -152,7 +159,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys,
                   " in a part");
   plan->packed_heads = static_cast<int>(p.num_heads / p.num_heads_kv);
-  cost::set_tile(p, tile_config(tile, variant), plan);
+  cost::set_tile(p, tile_config(tile, variant, key_bytes(p)), plan);
   plan->variant = variant;
   plan->variant_name = kVariantNames[variant];
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);

@@ -66,31 +66,48 @@ constexpr int rows_of(int variant) {
 }
 
 // The same of a narrow shape, whose keys come to a ring of blocks of columns.
-constexpr int kNarrowThreads = 2 * kWarpgroupThreads;
-constexpr int kNarrowWarps = kWarpgroupThreads / 32;  // of its consumer
-constexpr int kOutBlocks = kRestBlock;                // of columns that are values
+constexpr int kNarrowWarps = kWarpgroupThreads / 32;  // of a consumer
+// Keys of 8 bits come faster than one consumer takes them: where registers are enough for two,
+// these have a tile each by turns.
+constexpr int narrow_consumers(int rows, int key_bytes) {
+  return rows == 16 && key_bytes == 1 ? 2 : 1;
+}
+constexpr int narrow_threads(int rows, int key_bytes) {
+  return (1 + narrow_consumers(rows, key_bytes)) * kWarpgroupThreads;
+}
+// Warps that copy keys of 8 bits, which have as many blocks of a tile each.
+constexpr int kByteCopyWarps = 3;
+constexpr int kOutBlocks = kRestBlock;  // of columns that are values
 struct NarrowMap {
   int slots, num_slots;  // behind Q
-  int probabilities;     // of one tile, row by row
+  int block_bytes;       // of a slot
+  int probabilities;     // of one tile of each consumer, row by row
   int full, empty;       // mbarriers of each slot
   int join;              // as SmemMap's
-  int of_rows;           // floats [2][kNarrowWarps][rows]
+  int of_rows;           // floats [2][kNarrowWarps][rows] of each consumer
+  int factors;           // floats [rows], with keys of 8 bits: what a row's products count
   int total;
 };
 
-constexpr NarrowMap narrow_map(int rows) {
+constexpr NarrowMap narrow_map(int rows, int key_bytes = kElementBytes) {
   constexpr int kMostBytes = 227 * 1024, kBarrierBytes = 8;  // of a block
   NarrowMap map{};
   map.slots = kBlocks * rows * kBlockRowBytes;
-  const int probability_bytes = rows * kBlockRowBytes, of_rows_bytes = 2 * kNarrowWarps * rows * 4;
-  const int beside = map.slots + probability_bytes + of_rows_bytes + 2 * kBarrierBytes;
-  map.num_slots = (kMostBytes - beside) / (kBlockBytes + 2 * kBarrierBytes);
-  map.probabilities = map.slots + map.num_slots * kBlockBytes;
+  map.block_bytes = kBlockBytes / kElementBytes * key_bytes;
+  const int consumers = narrow_consumers(rows, key_bytes);
+  const int probability_bytes = consumers * rows * kBlockRowBytes;
+  const int of_rows_bytes = consumers * 2 * kNarrowWarps * rows * 4;
+  const int factor_bytes = key_bytes == 1 ? rows * 4 : 0;
+  const int beside =
+      map.slots + probability_bytes + of_rows_bytes + factor_bytes + 2 * kBarrierBytes;
+  map.num_slots = (kMostBytes - beside) / (map.block_bytes + 2 * kBarrierBytes);
+  map.probabilities = map.slots + map.num_slots * map.block_bytes;
   map.full = map.probabilities + probability_bytes;
   map.empty = map.full + map.num_slots * kBarrierBytes;
   map.join = map.empty + map.num_slots * kBarrierBytes;
   map.of_rows = map.join + 2 * kBarrierBytes;
-  map.total = map.of_rows + of_rows_bytes;
+  map.factors = map.of_rows + of_rows_bytes;
+  map.total = map.factors + factor_bytes;
   return map;
 }
 
@@ -103,10 +120,11 @@ struct CombineGrid {
 };
 
 // Work is divided into row blocks of kBlockM with each.
-constexpr TileConfig tile_config(int, int variant) {
+constexpr TileConfig tile_config(int, int variant, int key_bytes = kElementBytes) {
   if (variant == kRows64) return {kBlockM, kBlockN, kNumThreads / 32, kStages, smem_map().total};
-  const NarrowMap map = narrow_map(rows_of(variant));
-  return {kBlockM, kBlockN, kNarrowThreads / 32, map.num_slots / kBlocks, map.total};
+  const NarrowMap map = narrow_map(rows_of(variant), key_bytes);
+  return {kBlockM, kBlockN, narrow_threads(rows_of(variant), key_bytes) / 32,
+          map.num_slots / kBlocks, map.total};
 }
 
 }  // namespace dlattn::sm90_latent
