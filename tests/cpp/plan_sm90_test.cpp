@@ -218,8 +218,10 @@ void automatic_choice() {
       {8, 32, 512, 128, "sm90", 132},
       {8, 16, 1024, 128, "sm90", 132, 1024},  // shares of 8 works, of 8 lengths
       {8, 16, 2048, 128, "sm90", 132, 1408},
-      {16, 8, 1024, 256, "sm90", 132, 1024},
-      {16, 16, 1024, 256, "sm90", 132, 2048},  // one stage of Q
+      {16, 8, 1024, 256, "sm90", 132},  // even shares of eight lengths
+      {16, 16, 1024, 256, "sm90", 132},
+      {14, 8, 1024, 256, "sm90", 896},  // too few for them
+      {18, 8, 1024, 256, "sm90", 132, 1152},
       {1, 32, 1024, 128, "sm90", 256},
       {4, 16, 4096, 128, "sm90", 1408},  // blocks of 192 rows
       {32, 8, 512, 256, "sm90", 132},
@@ -358,6 +360,14 @@ void groups_of_heads() {
   p.seqlen_q = p.seqlen_k = 2048, p.num_heads_kv = 32;
   CHECK_EQ(sm90::heads_together(p, 192, true), 8);
   CHECK_EQ(sm90::heads_together(p, 256, true), 4);
+  p.batch_size = 32;
+  for (const std::int64_t head_dim : {64, 128, 136, 256}) {
+    p.head_dim = p.head_dim_v = head_dim, p.seqlen_q = p.seqlen_k = 512;
+    CHECK_EQ(sm90::heads_together(p, 128, true), head_dim > 128 ? 4 : 8);
+    CHECK_EQ(sm90::heads_together(p, 64, true), head_dim > 128 ? 12 : 4);
+    CHECK_EQ(sm90::heads_together(p, 192, true), 8);
+  }
+  p.batch_size = 8, p.head_dim = p.head_dim_v = 64, p.seqlen_q = p.seqlen_k = 2048;
   p.softcap = 30.0;
   CHECK_EQ(sm90::heads_together(p, 256, false), 8);
   CHECK_EQ(sm90::heads_together(p, 256, true), 8);
@@ -459,6 +469,8 @@ void pairs_of_blocks() {
   odd.num_sms = 131;
   CHECK_EQ(dlattn::plan(p, odd, pairs).grid, 130);
   p.seqlen_k = 4096;
+  CHECK_EQ(dlattn::plan(p, odd, pairs).grid, 130);
+  p.seqlen_k = 4097;
   CHECK_EQ(dlattn::plan(p, odd, pairs).grid, 1024);
   Options tall = force("sm90");
   tall.variant = "tall";

@@ -12,6 +12,7 @@
 namespace dlattn::sm90 {
 
 constexpr std::int64_t kMostInL2 = 40'000'000;  // bytes of keys and values
+constexpr std::int64_t kFewOfWide = 12;         // heads; divides an H200's SMs
 
 // Whether all heads are walked together: where their keys fit L2 beside each other, the longest
 // walks then begin first of all, and those of few rounds end together.
@@ -27,9 +28,10 @@ inline bool walks_all_heads_together(const AttentionParams& p) {
 // walks that a grid ends with; but beside the keys of those under way L2 holds the next ones' and
 // what the blocks read and write. Eight whose keys it does not hold are too many, but where a grid
 // has few rounds, whose end the longer walks of fewer heads would put off. The shares of persistent
-// blocks are even with few: of eight row blocks a head, a block has each length equally often with
-// four heads after half as many rounds as with eight. With modified scores and windows, of which no
-// figures tell, there are eight, too.
+// blocks are even with few: of eight row blocks a head, above head_dim 128 of four too, a block has
+// each length equally often with four heads after half as many rounds as with eight. Of eight row
+// blocks above 128 twelve heads have the same, and rounds of few lengths. With modified scores and
+// windows, of which no figures tell, there are eight, too.
 inline std::int64_t heads_together(const AttentionParams& p, int block_m, bool persistent) {
   constexpr std::int64_t kMostBytes = 16 << 20, kFew = kHeadsTogether;
   constexpr double kManyBlocks = 924;  // seven for each SM of an H200
@@ -37,7 +39,11 @@ inline std::int64_t heads_together(const AttentionParams& p, int block_m, bool p
   if (p.causal == Causal::kNone || p.cu_seqlens_q || p.seqlen_k == 0) return kFew;
   if (score_mod_of(p) != ScoreMod::kNone || p.window_left >= 0) return kFew;
   const std::int64_t row_blocks = (p.seqlen_q + block_m - 1) / block_m;
-  if (persistent) return row_blocks % 8 == 0 ? kFew / 2 : kFew;
+  if (persistent) {
+    const bool wide = p.head_dim > 128;
+    if (row_blocks % 8 == 0) return wide ? kFewOfWide : kFew / 2;
+    return wide && row_blocks == 4 ? kFew / 2 : kFew;
+  }
   // In floating point: a product of any sizes may be more than 64 bits hold.
   const double head_bytes = static_cast<double>(p.head_dim + p.head_dim_v) *
                             static_cast<double>(size_of(p.k.dtype)) *

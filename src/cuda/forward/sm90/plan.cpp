@@ -199,6 +199,21 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
   return cost::one_block_per_sm_ns(p, walk, device, s, per_key, std::min(even, uneven));
 }
 
+// Whether persistent blocks have about even shares of the widest heads under causality: eight row
+// blocks a head, of which each block has all equally often but for at most a sixteenth of its time.
+bool has_even_shares(const AttentionParams& p, const DeviceInfo& device, std::int64_t tiles,
+                     int head_dim_tile, Variant variant) {
+  constexpr std::int64_t kLengths = 8, kMostKeys = 1024;
+  if (head_dim_tile != 256 || variant != Variant::kTall || p.causal == Causal::kNone) return false;
+  if (p.cu_seqlens_q || p.window_left >= 0 || device.num_sms % kFewOfWide != 0) return false;
+  if (tiles > core::kMaxGrid) return false;
+  const int rows = block_m(tile_shape(p, head_dim_tile, variant));
+  if ((p.seqlen_q + rows - 1) / rows != kLengths || cuda::longest_walk(p, rows) > kMostKeys)
+    return false;
+  const std::int64_t rounds = (tiles + device.num_sms - 1) / device.num_sms;
+  return rounds % kLengths == 0 && 16 * tiles >= 15 * rounds * device.num_sms;
+}
+
 // Thread blocks for a problem.
 std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                      Variant variant) {
@@ -215,8 +230,12 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
                     !params.cu_seqlens_q && !is_cache(params) &&
                     (params.seqlen_q + rows - 1) / rows == 8;
   if (even && variant == Variant::kTall && head_dim_tile <= 64) few_keys = 2048;
+  if (has_even_shares(params, device, tiles, head_dim_tile, variant)) return device.num_sms;
+  // A pair loses more time between two tiles.
+  const std::int64_t few_keys_alike = variant == Variant::kPairs ? 4096 : 2048;
   // Whole clusters: pairs have an even number of tiles.
-  const std::int64_t blocks = cuda::num_blocks(params, device, tiles, rows, few_keys);
+  const std::int64_t blocks =
+      cuda::num_blocks(params, device, tiles, rows, few_keys, few_keys_alike);
   return blocks / cluster_blocks(variant) * cluster_blocks(variant);
 }
 
