@@ -44,12 +44,14 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     ping_pong.begin();
-    for (; kToldTiles || is_told_tiles() || scheduler.index(query_use) < scheduler.count;
-         ++query_use) {
+    if constexpr (kFindsNextEarly) find(0);
+    for (; kToldTiles || is_told_tiles() || is_tile(); ++query_use) {
       tile::SequenceTile work;
       if (kToldTiles || is_told_tiles()) {
         work = tile::wgmma::received_tile(shared, query_use);
         if (work.seqlen_q == 0) break;
+      } else if constexpr (kFindsNextEarly) {
+        work = tile::fixed_lengths(params, next);
       } else {
         work = tile::fixed_lengths(
             params, tile::scheduled_tile(shape, args.heads, scheduler.index(query_use)));
@@ -77,6 +79,7 @@ struct Consumer {
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kPipelined = kShape.pipelined;
   static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kVariant);
+  static constexpr bool kFindsNextEarly = !kVarlen && finds_next_early(kHeadDim, kVariant);
   using TileWalk = tile::wgmma::KeyWalk<block_m(kShape), kBlockN>;
   using TileScoreMod = LaneScoreMod<T, kScoreMod>;
 
@@ -96,6 +99,9 @@ struct Consumer {
   unsigned use;            // of the stages of K and V: that of this consumer's tile at hand
   unsigned query_use = 0;  // uses so far of Q's stages: one for each work tile
 
+  unsigned next_index;  // of the next work tile, and which it is; with kFindsNextEarly alone
+  tile::WorkTile next;
+
   float acc_o[kHeadDimV / 2];
   float acc_s[kBlockN / 2];
   std::uint32_t rP[kBlockN / 16][4];
@@ -109,6 +115,25 @@ struct Consumer {
   __device__ __forceinline__ TileWalk walk_of(const tile::SequenceTile& work) const {
     return {work, kVarlen ? tile::wgmma::position_mask(params, shape, work) : fixed_mask,
             row_group};
+  }
+
+  // Whether there is a work tile of this round, where the producer does not tell.
+  __device__ __forceinline__ bool is_tile() const {
+    return (kFindsNextEarly ? next_index : scheduler.index(query_use)) < scheduler.count;
+  }
+  __device__ __forceinline__ void find(unsigned round) {
+    next_index = scheduler.index(round);
+    next = tile::scheduled_tile(shape, args.heads, next_index);
+  }
+  // Found at this place: what is worked out later would be waited for.
+  __device__ __forceinline__ void find_next_early() {
+    if constexpr (kFindsNextEarly) {
+      find(query_use + 1);
+      const auto here = [](int x) {
+        return static_cast<int>(ptx::reread(static_cast<unsigned>(x)));
+      };
+      next = {here(next.m_block), here(next.head), here(next.batch)};
+    }
   }
 
   // By a warp that has done with a stage. Those of K and V are filled again by both blocks of a
@@ -302,8 +327,11 @@ struct Consumer {
   __device__ __forceinline__ void end(const TileWalk& walk, const TileScoreMod& score_mod) {
     if (sees_any(walk)) {
       start_values();
+      find_next_early();
       finish_values();
       use += kKeyGroups;
+    } else if constexpr (kFindsNextEarly) {
+      find_next_early();
     }
 #pragma unroll 1
     for (int n = own_tile(walk, walk.tiles.begin - 1); n >= walk.all.begin; n -= kKeyGroups)

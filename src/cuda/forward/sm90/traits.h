@@ -195,6 +195,13 @@ constexpr bool stores_from_registers(int head_dim_tile, Variant variant) {
   return head_dim_tile > 96 && score_mod_of(variant) == ScoreMod::kNone;
 }
 
+// Whether a consumer finds its next work tile under this one's last product, with registers to
+// spare for it while results are stored: tiles of rows are short, and few consumers hide what lies
+// between two of them.
+constexpr bool finds_next_early(int head_dim_tile, Variant variant) {
+  return head_dim_tile > 64 && variant == Variant::kShort;
+}
+
 constexpr int row_groups(const TileShape& shape) {
   return shape.num_consumers / shape.key_groups;
 }
