@@ -283,38 +283,8 @@ DECODE_BUGS = (
     _decode(
         "what was decided not written",
         "schedule.cuh",
-        "static_cast<unsigned>(part_tiles_) |",
-        "0 |",
-    ),
-    _decode(
-        "parts left to be added up taken for none",
-        "schedule.cuh",
-        "static_cast<int>(most) <= part_tiles_ &&",
-        "",
-    ),
-    _decode("rows without keys taken for done", "schedule.cuh", "&& least > 0;", ";"),
-    # Lengths before the wait.
-    _decode("lengths not confirmed", "kernel.cuh", "if (!now.is(lists))", "if (false)"),
-    _decode("lengths of before the wait again", "kernel.cuh", "lists = now;", ""),
-    _decode(
-        "lengths of the lane alone confirmed",
-        "sequence.cuh",
-        "__all_sync(tile::kFullMask, used == other.used && start == other.start)",
-        "used == other.used && start == other.start",
-    ),
-    _decode("keys in use not confirmed", "sequence.cuh", "used == other.used &&", ""),
-    _decode("queries not confirmed", "sequence.cuh", " && start == other.start", ""),
-    _decode(
-        "queries up to the own start",
-        "sequence.cuh",
-        "__shfl_down_sync(tile::kFullMask, begin, 1)",
-        "begin",
-    ),
-    _decode(
-        "row blocks of the first lengths again",
-        "schedule.cuh",
-        "if (looked_at > 32 || !again)",
-        "if (looked_at > 32)",
+        "static_cast<unsigned>(part_tiles_);",
+        "0;",
     ),
     _decode("starts where sequences end", "schedule.cuh", "before + sum - own;", "before + sum;"),
     _decode(
@@ -446,13 +416,7 @@ DECODE_BUGS = (
         "all = RunningSum::of(of_groups, x);",
         ";",
     ),
-    _decode("one row of several", "combine.cuh", "item += gridDim.x", "item = items"),
-    _decode(
-        "parts of a row by those who do not share it",
-        "combine.cuh",
-        "kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / kLanes",
-        "static_cast<int>(threadIdx.x) / kLanes",
-    ),
+    _decode("one row of several", "combine.cuh", "index += gridDim.x", "index = rows"),
     # How parts of a block's groups add up, and results.
     _decode(
         "groups of one weight",

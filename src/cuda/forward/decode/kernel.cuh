@@ -30,38 +30,16 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   // allow, what is known before is worked out before.
   constexpr bool kAhead = kHeadDim <= 128;
   if (!shape.uniform) ask_for_lists(params, shape);
-  using Units = DecodeSchedule<block_m(kShape), block_n(kShape)>;
-  const bool guesses = kAhead && ListsOfLane::serves(params, shape);
-  ListsOfLane lists;
-  if (guesses) {
-    lists = ListsOfLane::read(params);
-  } else if (!kAhead || !shape.uniform || params.cache_batch_idx) {
-    begin_access();
+  if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
+  DecodeSchedule<block_m(kShape), block_n(kShape)> units(params, shape);
+#pragma unroll 1
+  for (;;) {
+    const Segment segment = units.next();
+    if (segment.is_none()) break;
+    const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
+        params, shape, segment, Lengths(params, segment.sequence));
+    consumer.run();
   }
-  Units units(params, shape, false);
-  bool guessed = guesses, done = false;
-#pragma unroll 1
-  do {
-    units.begin(guesses ? lists.lengths(params) : units.of_lane());
-#pragma unroll 1
-    for (;;) {
-      const Segment segment = units.next();
-      if (guessed) {
-        begin_access();
-        guessed = false;
-        const ListsOfLane now = ListsOfLane::read(params);
-        if (!now.is(lists)) {
-          lists = now;
-          break;
-        }
-      }
-      done = segment.is_none();
-      if (done) break;
-      const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
-          params, shape, segment, Lengths(params, segment.sequence));
-      consumer.run();
-    }
-  } while (!done);
   begin_access();  // of blocks that have nothing to do
   // By the block that has least to do.
   if (!shape.whole && !shape.uniform && blockIdx.x == gridDim.x - 1) units.write_starts();

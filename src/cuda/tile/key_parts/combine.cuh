@@ -82,8 +82,7 @@ struct PartsOfRow {
 // kLanes lanes a group, and each group every so many-th part. What needs no memory is worked out
 // when it is made, which may be before the wait for the grid ahead; then one round trip to memory
 // brings all that several parts a group have.
-template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes, bool kPairs = false,
-          int kGroups = kCombineThreads / kLanes, int kAtOnce = kGroups == 1 ? 8 : 32 / kGroups>
+template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes, bool kPairs = false>
 class RowOfParts {
  public:
   __device__ __forceinline__ RowOfParts(const AttentionParams& params, const DecodeShape& shape,
@@ -93,7 +92,7 @@ class RowOfParts {
         shape_(shape),
         row_(row),
         parts_(parts),
-        group_(kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / kLanes),
+        group_(static_cast<int>(threadIdx.x) / kLanes),
         lane_(static_cast<int>(threadIdx.x) % kLanes),
         column_(first_column + lane_ * 4),
         to_(params, row.sequence, row.head, row.query) {
@@ -162,6 +161,8 @@ class RowOfParts {
   }
 
  private:
+  // Parts of a group at once: 32 of all groups.
+  static constexpr int kGroups = kCombineThreads / kLanes, kAtOnce = kLanes < 32 ? 4 : 8;
   static constexpr int kColumns = out_columns(kHeadDim);
 
   // Rows from one of a group's parts to the next.
@@ -200,57 +201,21 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   const bool waits = shape.uniform || counts;
   if (!waits) ptx::wait_for_grids_ahead();
   const DecodeSchedule<kBlockM, kBlockN> schedule(params, shape, counts);
-  const bool nothing = counts ? schedule.is_complete() : Partition::is_complete(params, shape);
-  // Where there are fewer blocks than pieces of rows, a block has several rows side by side, each
-  // by threads of its own, and those of many parts by all of them afterwards. Rows that it has at a
-  // time are far from each other, as those of a long sequence are neighbours.
-  constexpr int kLanes = kHeadDim / 4, kRows = rows_side_by_side(kHeadDim);
-  constexpr unsigned kFewParts = 8;
-  const auto pieces = static_cast<unsigned>(rows_to_combine(params, kHeadDim));
-  const unsigned rows = pieces / kBlocks;
-  const bool beside = kRows > 1 && gridDim.x < pieces;
-  const unsigned items = beside ? (rows + kRows - 1) / kRows : pieces;
-  // Behind what a row's sums take.
-  auto* const of_rows = reinterpret_cast<PartsOfRow*>(ptx::dynamic_smem() + kCombineThreads * 20);
-  static_assert(kCombineThreads * 20 + kRows * sizeof(PartsOfRow) <= combine_smem_bytes());
+  unsigned index = blockIdx.x;  // there is a row for each thread block
 #pragma unroll 1
-  for (unsigned item = blockIdx.x; item < items && !nothing; item += gridDim.x) {
-    const unsigned index = beside ? item + threadIdx.x / kLanes * items : item / kBlocks;
-    CombinedRow row(params, min(index, rows - 1));
-    PartsOfRow parts =
+  do {
+    const CombinedRow row(params, index / kBlocks);
+    const PartsOfRow parts =
         PartsOfRow::of<kBlockM, kBlockN>(params, shape, row,
                                          counts ? schedule.of_sequence(row.sequence)
                                                 : Partition::written(params, shape, row.sequence));
-    unsigned piece = item % kBlocks, end = piece + 1;
-    if (beside) {
-      if (index >= rows) parts.is_done = true;
-      const bool few = parts.end - parts.first <= kFewParts;
-      if (threadIdx.x % kLanes == 0) of_rows[threadIdx.x / kLanes] = parts;
-      __syncthreads();
-      if constexpr (kRows > 1) {
-        RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kLanes, false, 1, 4> adder(params, shape, row,
-                                                                               parts, 0);
-        ptx::wait_for_grids_ahead();
-        if (!parts.is_done && few) adder.add_up();
-      }
-      piece = 0, end = kRows * kBlocks;
-    }
-#pragma unroll 1
-    for (; piece < end; ++piece) {
-      if (beside) {
-        parts = of_rows[piece / kBlocks];
-        if (parts.is_done || parts.end - parts.first <= kFewParts) continue;
-        row = CombinedRow(params, item + piece / kBlocks * items);
-      }
-      RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4> adder(
-          params, shape, row, parts, static_cast<int>(piece % kBlocks) * kColumns);
-      if (waits) ptx::wait_for_grids_ahead();
-      if (!parts.is_done) adder.add_up();
-      __syncthreads();  // the next row's sums come to the same memory
-    }
-    __syncthreads();
-  }
-  ptx::wait_for_grids_ahead();
+    RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4> adder(
+        params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
+    if (waits) ptx::wait_for_grids_ahead();
+    if (!parts.is_done) adder.add_up();
+    __syncthreads();  // the next row's sums come to the same memory
+    index += gridDim.x;
+  } while (index < static_cast<unsigned>(rows_to_combine(params, kHeadDim)));
 }
 
 // The same where a KV head has many rows, and row blocks of which one thread block had all keys are

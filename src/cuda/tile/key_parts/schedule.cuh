@@ -63,11 +63,7 @@ struct RowBlocks {
   template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
                                                  int sequence) {
-    return of<kBlockM, kBlockN, kPairs>(p, shape, Lengths(p, sequence));
-  }
-  template <int kBlockM, int kBlockN, bool kPairs = false>
-  __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
-                                                 const Lengths& lengths) {
+    const Lengths lengths(p, sequence);
     const int rows = lengths.rows(shape);
     const tile::Range tiles =
         tiles_of(lengths.mask(p, shape).any_row(0, max(rows - 1, 0)), kBlockN);
@@ -159,14 +155,8 @@ struct Partition {
   __device__ __forceinline__ static Partition written(const AttentionParams& p,
                                                       const DecodeShape& shape, int sequence) {
     if (shape.uniform) return {shape.part_tiles, 0, 0};
-    return {static_cast<int>(shape.starts[p.batch_size + 1] & ~kComplete),
-            shape.starts[p.batch_size], shape.starts[sequence]};
-  }
-  // Whether every row block is one part and has keys: nothing is left to be added up.
-  static constexpr std::uint32_t kComplete = 0x80000000;
-  __device__ __forceinline__ static bool is_complete(const AttentionParams& p,
-                                                     const DecodeShape& shape) {
-    return !shape.uniform && (shape.starts[p.batch_size + 1] & kComplete) != 0;
+    return {static_cast<int>(shape.starts[p.batch_size + 1]), shape.starts[p.batch_size],
+            shape.starts[sequence]};
   }
   // `blocks`: those of the sequence.
   __device__ __forceinline__ void set_blocks(const AttentionParams& p, const DecodeShape& shape,
@@ -195,31 +185,16 @@ class DecodeSchedule {
   __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape,
                                             bool counts = true)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
-    if (counts) begin(of_lane());
-  }
-  __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
-                                                 const Lengths& lengths) {
-    return RowBlocks::of<kBlockM, kBlockN, kPairs>(p, shape, lengths);
-  }
-  // The lengths of the lane's sequence, or of the last one.
-  __device__ __forceinline__ Lengths of_lane() const {
-    return Lengths(p_, shape_.uniform ? 0 : min(lane_, sequences() - 1));
-  }
-
-  // Begins, with the lengths of each lane's sequence.
-  __device__ __forceinline__ void begin(const Lengths& of_lane) {
-    sequence_ = -1;
-    before_ = 0;
-    total_ = count(of_lane);
-    const unsigned per = per_block(total_, shape_);
+    if (!counts) return;
+    total_ = count();
+    const unsigned per = per_block(total_, shape);
     unit_ = min(index() * per, total_);
     end_ = min(unit_ + per, total_);
   }
 
-  __device__ __forceinline__ bool is_complete() const { return is_complete_; }
   // As the combine kernel needs it, of up to 32 sequences.
   __device__ __forceinline__ Partition of_sequence(int sequence) const {
-    const unsigned own = lane_ < sequence ? units(blocks_) : 0;
+    const unsigned own = lane_ < sequence ? units(of(lane_)) : 0;
     return {part_tiles_, total_, __reduce_add_sync(tile::kFullMask, own)};
   }
 
@@ -236,8 +211,7 @@ class DecodeSchedule {
     }
     if (lane_ > 0) return;
     shape_.starts[sequences()] = before;
-    shape_.starts[sequences() + 1] =
-        static_cast<unsigned>(part_tiles_) | (is_complete_ ? Partition::kComplete : 0);
+    shape_.starts[sequences() + 1] = static_cast<unsigned>(part_tiles_);
   }
 
   // Whether the last segment is to be joined with the part that the cluster's other block has,
@@ -317,7 +291,7 @@ class DecodeSchedule {
 
   __device__ __forceinline__ int sequences() const { return static_cast<int>(p_.batch_size); }
   __device__ __forceinline__ RowBlocks of(int sequence) const {
-    return of(p_, shape_, Lengths(p_, sequence));
+    return RowBlocks::of<kBlockM, kBlockN, kPairs>(p_, shape_, sequence);
   }
   __device__ __forceinline__ unsigned units(const RowBlocks& blocks) const {
     return blocks.count(p_) *
@@ -335,30 +309,27 @@ class DecodeSchedule {
   // The units of all sequences, when it is decided by their lengths what a unit is. Every thread
   // block does this before its first copy. Afterwards blocks_ are those of an only sequence, or of
   // each if they are alike.
-  __device__ __forceinline__ unsigned count(Lengths lengths) {
+  __device__ __forceinline__ unsigned count() {
     const int looked_at = shape_.uniform ? 1 : sequences();
     bool decides = !shape_.uniform && !shape_.whole && !is_split(shape_);
     part_tiles_ = decides ? 0 : shape_.part_tiles;
 #pragma unroll 1
-    for (bool again = false;; again = true) {
-      unsigned row_blocks = 0, tiles = 0, most = 0, total = 0, least = ~0u;
+    for (;;) {
+      unsigned row_blocks = 0, tiles = 0, most = 0, total = 0;
 #pragma unroll 1
       for (int base = 0; base < looked_at; base += 32) {
-        if (looked_at > 32) lengths = Lengths(p_, min(base + lane_, looked_at - 1));
-        if (looked_at > 32 || !again) blocks_ = of(p_, shape_, lengths);
+        blocks_ = of(min(base + lane_, looked_at - 1));
         const bool exists = base + lane_ < looked_at;
         const unsigned own = exists && blocks_.tiles > 0 ? blocks_.count(p_) : 0;
         const unsigned each = exists ? static_cast<unsigned>(blocks_.tiles) : 0;
         row_blocks += __reduce_add_sync(tile::kFullMask, own);
         tiles += __reduce_add_sync(tile::kFullMask, own * each);
         most = max(most, __reduce_max_sync(tile::kFullMask, each));
-        least = min(least, __reduce_min_sync(tile::kFullMask, exists ? each : ~0u));
         total += __reduce_add_sync(tile::kFullMask, exists ? units(blocks_) : 0);
       }
       if (decides) {
         decides = false;
         part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
-        is_complete_ = static_cast<int>(most) <= part_tiles_ && least > 0;
         if (part_tiles_ > 0) continue;
       }
       return shape_.uniform ? static_cast<unsigned>(p_.batch_size) * total : total;
@@ -381,9 +352,7 @@ class DecodeSchedule {
     }
 #pragma unroll 1
     for (int base = last + 1; sequence_ == last; base += 32) {
-      // The first time, of few sequences, each lane has those of one.
-      RowBlocks own = blocks_;
-      if (last >= 0 || sequences() > 32) own = of(min(base + lane_, sequences() - 1));
+      const RowBlocks own = of(min(base + lane_, sequences() - 1));
       const unsigned count = base + lane_ < sequences() ? units(own) : 0;
       const unsigned sum = inclusive_sum(count);
       const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
@@ -405,7 +374,6 @@ class DecodeSchedule {
   const DecodeShape& shape_;
   const int lane_;
   int part_tiles_ = 0;
-  bool is_complete_ = false;
   bool joined_ = false;
   unsigned total_ = 0, unit_ = 0, end_ = 0;
   int sequence_ = -1;    // none yet
