@@ -2,7 +2,6 @@
 
 #include <cuda_fp8.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
