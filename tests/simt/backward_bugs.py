@@ -209,7 +209,7 @@ BACKWARD_BUGS = (
     ),
     _sm90("a claim before the last one is known", SENDER, "shared.dq_claims.wait_empty(use);", ""),
     _sm90("a claim taken for the last one", SENDER, "shared.dq_claims.wait_full(use);", ""),
-    _sm90("turns of other heads", SEMAPHORE, "+ head * problem.padded_rows", "+ 0 * head"),
+    _sm90("turns of other heads", SEMAPHORE, "head_row(problem, tile)", "first_row"),
     _sm90(
         "blocks by number instead of by ticket",
         SM90_KERNEL,

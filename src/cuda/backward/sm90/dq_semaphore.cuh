@@ -31,8 +31,7 @@ struct DqSemaphore {
   const SharedMemory& shared;
 
   __device__ __forceinline__ unsigned* counter(const QueryTile& tile) const {
-    const std::int64_t head = tile.head + tile.pass * problem.heads_per_entry;
-    const std::int64_t row = shared.work().first_row + head * problem.padded_rows;
+    const std::int64_t row = shared.work().head_row(problem, tile);
     return problem.semaphores + static_cast<std::uint64_t>(row) / SharedMemory::kBlockM + tile.m;
   }
   // Where the block stands among those of a head, the last keys first.

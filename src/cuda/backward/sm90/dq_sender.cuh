@@ -41,8 +41,7 @@ struct DqSender {
 
  private:
   __device__ __forceinline__ std::int64_t first_row(const QueryTile& tile) const {
-    const std::int64_t head = tile.head + tile.pass * problem.heads_per_entry;
-    return shared.work().first_row + head * problem.padded_rows + tile.m * Memory::kBlockM;
+    return shared.work().head_row(problem, tile) + tile.m * Memory::kBlockM;
   }
   __device__ __forceinline__ unsigned* counter(const QueryTile& tile) const {
     return problem.dq_counters + static_cast<std::uint64_t>(first_row(tile)) / Memory::kBlockM;

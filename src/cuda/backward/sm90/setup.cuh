@@ -138,6 +138,12 @@ struct Work {
             tiles.begin + static_cast<int>(use - head * count)};
   }
 
+  // Where the head of a tile begins among the workspace's rows.
+  __device__ __forceinline__ std::int64_t head_row(const Problem& p, const QueryTile& tile) const {
+    const std::int64_t head = tile.head + tile.pass * p.heads_per_entry;
+    return first_row + head * p.padded_rows;
+  }
+
   __device__ __forceinline__ bool has_rows() const { return n0 < rows_k; }
   __device__ __forceinline__ bool is_edge(int m) const { return m < whole.begin || m >= whole.end; }
 };
