@@ -187,6 +187,7 @@ FAMILY_FILE_TILE = {("wmma_general", "tile/stages.cuh"): 256}
 # minutes. Where all of them pass, all cases are run.
 CASES_FIRST = {
     ("sm90_latent", "forward/sm90_latent/narrow_"): "rows16",
+    ("sm90_latent", "forward/sm90_latent/"): "rows64 b2 q1 k200 h4/1 d576/512",
     ("backward_sm90", "backward/sm90/pair_"): "backward sm90 pair",
     ("backward_sm90", "backward/sm90/late_"): "backward sm90 float16",
     ("backward_sm90", "backward/sm90/score_"): "backward sm90 score_mod",
