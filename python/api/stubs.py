@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 KERNELS_HEAD = "# Written by python/api/write.py from src/cuda: run that after a change there.\n"
@@ -37,13 +37,6 @@ from dlattn._types import Causal, Layout, Precision, Window
 
 """
 
-# NumPy's types have a dtype, and lse is float32: so out and lse are arrays of any.
-_ARRAYS = ("NDArray[Any]", "_Array")
-
-_RESULTS = (
-    ("Literal[False] = False", "{0}"),
-    ("Literal[True]", "tuple[{0}, {0}]"),
-)
 _KERNELS_BODY = """\
 from typing import Literal, TypeAlias
 
@@ -52,29 +45,26 @@ Kernel: TypeAlias = Literal[
 ]
 """
 
+# By module, the head of its stub and the types of results. NumPy's types have a dtype, and lse is
+# float32: so out and lse are arrays of any.
+MODULES = {
+    "_attention.py": (_OVERLOADS_HEAD, ("NDArray[Any]", "_Array")),
+    "integrations/torch/_functions.py": (_TORCH_HEAD, ("Tensor",)),
+}
+_RESULTS = (("Literal[False] = False", "{0}"), ("Literal[True]", "tuple[{0}, {0}]"))
 
-def overloads(functions: Mapping[str, Sequence[str]]) -> str:
-    """Each function, given its parameters, with a result of q's type, and with lse if asked."""
-    blocks = [_OVERLOADS_HEAD]
-    for function, parameters in functions.items():
-        forms = [(flag, array, form) for flag, form in _RESULTS for array in _ARRAYS]
+
+def overloads(name: str, module: str) -> str:
+    """Each function of a written module, with a result of q's type, and with lse if asked."""
+    head, arrays = MODULES[name]
+    blocks = [head]
+    signatures = re.compile(r"^def _?(\w+)\(\n(    q: Tensor,\n.*?)^\) -> Any:", re.M | re.S)
+    for function, parameters in signatures.findall(module):
+        forms = [(flag, array, form) for flag, form in _RESULTS for array in arrays]
         for flag, array, form in (*forms, ("bool", "Tensor", "Any")):  # a flag known when it runs
-            lines = "".join(f"    {_typed(line, array, flag)}\n" for line in parameters)
-            blocks.append(f"@overload\ndef {function}(\n{lines}) -> {form.format(array)}: ...\n")
-    return "".join(blocks)
-
-
-def torch_overloads(module: str) -> str:
-    """Each function of a module whose results are torch's tensors, as its definition has it."""
-    blocks = [_TORCH_HEAD]
-    found = re.findall(r"^def (\w+)\(\n(.*?)^\) -> Any:", module, re.MULTILINE | re.DOTALL)
-    for function, parameters in found:
-        for flag, form in (*_RESULTS, ("bool", "Any")):
-            lines = re.sub(
-                r"^( +)return_lse: .*", rf"\1return_lse: {flag},", parameters, flags=re.MULTILINE
-            )
-            head = f"@overload\ndef {function}(\n{lines})"
-            blocks.append(f"{head} -> {form.format('Tensor')}: ...\n")
+            typed = parameters.replace("    q: Tensor,", f"    q: {array},")
+            typed = re.sub(r"\breturn_lse: .*", f"return_lse: {flag},", typed)
+            blocks.append(f"@overload\ndef {function}(\n{typed}) -> {form.format(array)}: ...\n")
     return "".join(blocks)
 
 
@@ -82,12 +72,6 @@ def kernel_names(root: Path) -> str:
     """All that `kernel` accepts, as a Literal."""
     lines = "\n".join(f'    "{name}",' for name in _names(root))
     return _KERNELS_BODY.format(names=lines)
-
-
-def _typed(parameter: str, array: str, flag: str) -> str:
-    if parameter == "q: Tensor,":
-        return f"q: {array},"
-    return re.sub(r"^return_lse: .*", f"return_lse: {flag},", parameter)
 
 
 def _names(root: Path) -> Iterator[str]:

@@ -6,7 +6,7 @@ and _kernel_names.pyi, the names of kernels. The interpreter loads none of them.
 python python/api/write.py           # write them
 python python/api/write.py --check   # exit 1 if they are not what would be written
 
-In a template, a line `@<what> <function>@` stands for the lines that `_LINES` makes of it.
+In a template, a line `@<what> <function>@` stands for lines made by `_FORMS` or `_TEXTS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import stubs
@@ -35,15 +35,9 @@ def outputs() -> dict[Path, str]:
         )
         for template in sorted(API.rglob("*.py.in"))
     }
-    functions = {
-        function: list(_signature([a for a in ARGUMENTS if function in a.functions], function, 4))
-        for function in ("attention", "attention_varlen", "attention_with_kvcache")
-    }
-    written[PACKAGE / "_attention.pyi"] = _HEAD.format("stubs.py") + stubs.overloads(functions)
-    torch = PACKAGE / "integrations" / "torch" / "_functions.py"
-    written[torch.with_suffix(".pyi")] = _HEAD.format("stubs.py") + stubs.torch_overloads(
-        written[torch]
-    )
+    for name in stubs.MODULES:
+        stub = stubs.overloads(name, written[PACKAGE / name])
+        written[(PACKAGE / name).with_suffix(".pyi")] = _HEAD.format("stubs.py") + stub
     written[PACKAGE / "_kernel_names.pyi"] = stubs.KERNELS_HEAD + stubs.kernel_names(API.parents[1])
     return written
 
@@ -54,35 +48,17 @@ def fill(template: str, arguments: Iterable[Argument] = ARGUMENTS) -> str:
 
     def lines(found: re.Match[str]) -> str:
         indent, what, function = found.groups()
-        if function.startswith("only "):
-            taken = _only(function.removeprefix("only "), arguments)
-        elif function.startswith("without "):
-            taken = _without(function.removeprefix("without "), arguments)
-        else:
-            taken = [a for a in arguments if function in a.functions]
-        return "\n".join(indent + line for line in _LINES[what](taken, function, len(indent)))
+        taken = [a for a in arguments if function in a.functions]
+        return "\n".join(indent + line for line in _lines(what, taken, function, len(indent)))
 
-    return re.sub(r"^( *)@(\w+) ([\w ]+)@$", lines, template, flags=re.MULTILINE)
+    return re.sub(r"^( *)@(\w+) (\w+)@$", lines, template, flags=re.MULTILINE)
 
 
-def _names_of(function: str, arguments: tuple[Argument, ...]) -> set[str]:
-    return {a.name for a in arguments if function in a.functions}
-
-
-def _without(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
-    """The arguments that `supported` and `plan` take by keyword, and this function does not."""
-    taken = _names_of(function, arguments)
-    keywords = [a for a in arguments if "plan" in a.functions and a.default is not None]
-    return [a for a in keywords if a.name not in taken]
-
-
-def _only(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
-    """The arguments that `supported` and `plan` take for this function, and not for those before
-    it."""
-    order = ("attention", "attention_with_kvcache", "attention_varlen")
-    before = (_names_of(other, arguments) for other in order[: order.index(function)])
-    taken = _names_of(function, arguments).difference(*before)
-    return [a for a in arguments if "plan" in a.functions and a.name in taken]
+def _lines(what: str, arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    if what in _TEXTS:
+        return _TEXTS[what](arguments, function, indent)
+    is_meant, form = _FORMS[what]
+    return (form.format(a.name) for a in arguments if is_meant(a, function))
 
 
 def _signature(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
@@ -102,8 +78,10 @@ def _args(arguments: list[Argument], function: str, indent: int) -> Iterator[str
             "attention_varlen": argument.varlen_doc,
             "attention_with_kvcache": argument.kvcache_doc or argument.varlen_doc,
         }
-        doc = docs.get(function, "")
-        yield from _paragraph(argument.name, doc or argument.doc, indent)
+        doc = docs.get(function) or argument.doc
+        if function != "attention":
+            doc = re.sub(r"\s\[\d\]", "", doc)
+        yield from _paragraph(argument.name, doc, indent)
 
 
 def _values(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
@@ -112,60 +90,13 @@ def _values(arguments: list[Argument], function: str, indent: int) -> Iterator[s
             yield from _paragraph(argument.name, argument.values, indent)
 
 
-def _names(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """In the order in which the native module takes them."""
-    for argument in arguments:
-        if argument.native:
-            yield f"{argument.name},"
-
-
-def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    for argument in arguments:
-        yield f"{argument.name}={argument.name},"
-
-
 def _keywords_only(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """The parameters that are passed by keyword."""
     for argument in arguments:
         if function in argument.required_by:
             yield f"{argument.name}: {argument.type.removesuffix(' | None')},"
         elif argument.default is not None:
-            yield f"{argument.name}: {argument.type} = {argument.default},"
-
-
-def _entries(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """All of them, as the entries of a dict."""
-    for argument in arguments:
-        yield f'"{argument.name}": {argument.name},'
-
-
-def _options(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """The keywords of `supported`, as the entries of a dict."""
-    for argument in arguments:
-        if argument.default is not None and argument.native:
-            yield f'"{argument.name}": {argument.name},'
-
-
-def _tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    yield from (f"{a.name}," for a in arguments if a.is_tensor)
-
-
-def _is_required(argument: Argument, function: str) -> bool:
-    return argument.default is None or function in argument.required_by
-
-
-def _required_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """As the entries of a dict."""
-    for argument in arguments:
-        if argument.is_tensor and _is_required(argument, function):
-            yield f'"{argument.name}": {argument.name},'
-
-
-def _optional_tensors(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """By keyword."""
-    for argument in arguments:
-        if argument.is_tensor and not _is_required(argument, function):
-            yield f"{argument.name}={argument.name},"
+            yield f"{argument.declaration},"
 
 
 def _operands(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
@@ -207,18 +138,26 @@ def _paragraph(name: str, text: str, indent: int) -> list[str]:
     )
 
 
-_LINES = {
+def _is_required(argument: Argument, function: str) -> bool:
+    return argument.default is None or function in argument.required_by
+
+
+# Texts of one line for each argument that is meant, in the order in which they are declared, which
+# is that of the native module too.
+_FORMS: dict[str, tuple[Callable[[Argument, str], bool], str]] = {
+    "names": (lambda a, _: a.native, "{},"),
+    "quoted": (lambda a, _: a.native, '"{}",'),
+    "entries": (lambda a, _: True, '"{0}": {0},'),
+    "options": (lambda a, _: a.native and a.default is not None, '"{0}": {0},'),
+    "tensors": (lambda a, _: a.is_tensor, "{},"),
+    "required_tensors": (lambda a, f: a.is_tensor and _is_required(a, f), '"{0}": {0},'),
+    "optional_tensors": (lambda a, f: a.is_tensor and not _is_required(a, f), "{0}={0},"),
+}
+_TEXTS = {
     "signature": _signature,
     "args": _args,
     "values": _values,
-    "names": _names,
-    "keywords": _keywords,
-    "options": _options,
     "keywords_only": _keywords_only,
-    "entries": _entries,
-    "tensors": _tensors,
-    "required_tensors": _required_tensors,
-    "optional_tensors": _optional_tensors,
     "operands": _operands,
     "named_operands": _named_operands,
 }

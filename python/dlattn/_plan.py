@@ -72,131 +72,10 @@ def supported(
     Raises:
         TypeError: An argument is not the kind of object that is accepted, as in the call itself.
     """
-    varlen = (
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-    )
-    kvcache = (
-        max_seqlen_k,
-        seqused_k,
-        page_table,
-        cache_batch_idx,
-        leftpad_k,
-        num_splits,
-        split_size,
-        workspace,
-    )
-    if any(argument is not None for argument in varlen):
-        reason = _not_taken(
-            "attention_varlen",
-            cache_batch_idx=cache_batch_idx,
-            leftpad_k=leftpad_k,
-        )
-        if reason:
-            return Support(False, (reason,))
-        return Support(
-            *_core.supported_varlen(
-                q,
-                k,
-                v,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                max_seqlen_q,
-                max_seqlen_k,
-                seqused_k,
-                page_table,
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                bias,
-                mask,
-                alibi_slopes,
-                sinks,
-                q_descale,
-                k_descale,
-                v_descale,
-                precision,
-                layout,
-                out,
-                out_dtype,
-                return_lse,
-                stream,
-                kernel,
-                batch_invariant,
-                num_splits,
-                split_size,
-                workspace,
-            )
-        )
-    if any(argument is not None for argument in kvcache):
-        reason = _not_taken(
-            "attention_with_kvcache",
-            bias=bias,
-            q_descale=q_descale,
-            precision=precision,
-            out_dtype=out_dtype,
-        )
-        if reason:
-            return Support(False, (reason,))
-        k_cache, v_cache = k, v
-        return Support(
-            *_core.supported_with_kvcache(
-                q,
-                k_cache,
-                v_cache,
-                seqused_k,
-                page_table,
-                cache_batch_idx,
-                leftpad_k,
-                max_seqlen_k,
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                mask,
-                alibi_slopes,
-                sinks,
-                k_descale,
-                v_descale,
-                layout,
-                out,
-                return_lse,
-                stream,
-                kernel,
-                batch_invariant,
-                num_splits,
-                split_size,
-                workspace,
-            )
-        )
-    return Support(
-        *_core.supported(
-            q,
-            k,
-            v,
-            causal,
-            softmax_scale,
-            window,
-            softcap,
-            bias,
-            mask,
-            alibi_slopes,
-            sinks,
-            q_descale,
-            k_descale,
-            v_descale,
-            precision,
-            layout,
-            out,
-            out_dtype,
-            return_lse,
-            stream,
-            kernel,
-            batch_invariant,
-        )
-    )
+    try:
+        return Support(*_answer("supported", locals()))
+    except UnsupportedError as error:
+        return Support(False, (str(error),))
 
 
 def plan(
@@ -248,136 +127,110 @@ def plan(
         UnsupportedError, TypeError, DeviceError: As the call itself would, but for the size of a
             workspace, which the plan tells.
     """
-    varlen = (
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-    )
-    kvcache = (
-        max_seqlen_k,
-        seqused_k,
-        page_table,
-        cache_batch_idx,
-        leftpad_k,
-        num_splits,
-        split_size,
-        workspace,
-    )
-    if any(argument is not None for argument in varlen):
-        reason = _not_taken(
-            "attention_varlen",
-            cache_batch_idx=cache_batch_idx,
-            leftpad_k=leftpad_k,
-        )
-        if reason:
-            raise UnsupportedError(reason)
-        return Plan(
-            **_core.plan_varlen(
-                q,
-                k,
-                v,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                max_seqlen_q,
-                max_seqlen_k,
-                seqused_k,
-                page_table,
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                bias,
-                mask,
-                alibi_slopes,
-                sinks,
-                q_descale,
-                k_descale,
-                v_descale,
-                precision,
-                layout,
-                out,
-                out_dtype,
-                return_lse,
-                stream,
-                kernel,
-                batch_invariant,
-                num_splits,
-                split_size,
-                workspace,
-            )
-        )
-    if any(argument is not None for argument in kvcache):
-        reason = _not_taken(
-            "attention_with_kvcache",
-            bias=bias,
-            q_descale=q_descale,
-            precision=precision,
-            out_dtype=out_dtype,
-        )
-        if reason:
-            raise UnsupportedError(reason)
-        k_cache, v_cache = k, v
-        return Plan(
-            **_core.plan_with_kvcache(
-                q,
-                k_cache,
-                v_cache,
-                seqused_k,
-                page_table,
-                cache_batch_idx,
-                leftpad_k,
-                max_seqlen_k,
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                mask,
-                alibi_slopes,
-                sinks,
-                k_descale,
-                v_descale,
-                layout,
-                out,
-                return_lse,
-                stream,
-                kernel,
-                batch_invariant,
-                num_splits,
-                split_size,
-                workspace,
-            )
-        )
-    return Plan(
-        **_core.plan(
-            q,
-            k,
-            v,
-            causal,
-            softmax_scale,
-            window,
-            softcap,
-            bias,
-            mask,
-            alibi_slopes,
-            sinks,
-            q_descale,
-            k_descale,
-            v_descale,
-            precision,
-            layout,
-            out,
-            out_dtype,
-            return_lse,
-            stream,
-            kernel,
-            batch_invariant,
-        )
-    )
+    return Plan(**_answer("plan", locals()))
 
 
-def _not_taken(function: str, **arguments: Any) -> str:
-    """Why a call has an argument too many; "" if it does not."""
-    for name, value in arguments.items():
-        if value is not None:
-            return f"{name} is given; accepted: None, as {function} does not take it"
-    return ""
+# The arguments of each function, in the order in which the native module takes them.
+_ATTENTION: tuple[str, ...] = (
+    "q",
+    "k",
+    "v",
+    "causal",
+    "softmax_scale",
+    "window",
+    "softcap",
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "precision",
+    "layout",
+    "out",
+    "out_dtype",
+    "return_lse",
+    "stream",
+    "kernel",
+    "batch_invariant",
+)
+_WITH_KVCACHE: tuple[str, ...] = (
+    "q",
+    "k_cache",
+    "v_cache",
+    "seqused_k",
+    "page_table",
+    "cache_batch_idx",
+    "leftpad_k",
+    "max_seqlen_k",
+    "causal",
+    "softmax_scale",
+    "window",
+    "softcap",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "k_descale",
+    "v_descale",
+    "layout",
+    "out",
+    "return_lse",
+    "stream",
+    "kernel",
+    "batch_invariant",
+    "num_splits",
+    "split_size",
+    "workspace",
+)
+_VARLEN: tuple[str, ...] = (
+    "q",
+    "k",
+    "v",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "seqused_k",
+    "page_table",
+    "causal",
+    "softmax_scale",
+    "window",
+    "softcap",
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "precision",
+    "layout",
+    "out",
+    "out_dtype",
+    "return_lse",
+    "stream",
+    "kernel",
+    "batch_invariant",
+    "num_splits",
+    "split_size",
+    "workspace",
+)
+
+
+def _answer(question: str, arguments: dict[str, Any]) -> Any:
+    """The native module's answer for the function that takes these arguments."""
+    given = {name for name, value in arguments.items() if value is not None}
+    function, taken = "attention", _ATTENTION
+    if given.intersection(_VARLEN).difference(_WITH_KVCACHE, _ATTENTION):
+        function, taken = "attention_varlen", _VARLEN
+    elif given.difference(_ATTENTION):
+        function, taken = "attention_with_kvcache", _WITH_KVCACHE
+        arguments["k_cache"], arguments["v_cache"] = arguments.pop("k"), arguments.pop("v")
+    for name in arguments:
+        if name in given and name not in taken:
+            raise UnsupportedError(
+                f"{name} is given; accepted: None, as {function} does not take it"
+            )
+    native = getattr(_core, function.replace("attention", question))
+    return native(*(arguments[name] for name in taken))

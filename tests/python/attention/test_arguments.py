@@ -214,11 +214,9 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
     varlen, kvcache = ((f"attention_{x}", "supported", "plan") for x in ("varlen", "with_kvcache"))
     arguments = (
         *write.ARGUMENTS,
-        declare(
-            "num_slices", "int | None", default="None", doc="Parts of the keys.", values="Any."
-        ),
-        declare("tree", "Any", default="None", functions=varlen, doc="Of drafts."),
-        declare("depth", "Any", default="None", functions=kvcache, doc="Of the cache."),
+        declare("num_slices: int | None = None", "Parts of the keys.", values="Any."),
+        declare("tree: Any = None", "Of drafts.", functions=varlen),
+        declare("depth: Any = None", "Of the cache.", functions=kvcache),
     )
     native = Recorder()
     made: dict[str, Any] = {}
