@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "core/operations/operand.h"
 #include "core/operations/operation.h"
 #include "core/problem/append.h"
@@ -12,15 +10,6 @@ namespace dlattn {
 
 inline DType dtype_of(const AppendParams& p) {
   return p.k.dtype;
-}
-inline core::HeadDims head_dims_of(const AppendParams& p) {
-  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
-}
-inline int copy_bytes(const AppendParams&) {
-  return 0;
-}
-inline bool positions_fit(const AppendParams&, std::string*) {
-  return true;
 }
 
 namespace cpu {
@@ -42,8 +31,7 @@ constexpr Operand kAppendOperands[] = {
     {FIELD(kCount, batch_size)},
     {FIELD(kCount, num_heads_kv), 1},
     {FIELD(kCount, head_dim), 1},
-    {"head_dim of v", Kind::kCount, offsetof(AppendParams, head_dim_v),
-     offsetof(DlattnAppend, head_dim_v), 1},
+    {DLATTN_FIELD_AS("head_dim of v", kCount, AppendParams, DlattnAppend, head_dim_v), 1},
     {FIELD(kNumber, num_heads)},
     {FIELD(kNumber, seqlen_new)},
     {FIELD(kNumber, total_new)},

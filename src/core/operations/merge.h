@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "core/operations/operand.h"
 #include "core/operations/operation.h"
 #include "dlattn/c.h"
@@ -14,12 +12,6 @@ inline DType dtype_of(const MergeParams& p) {
 }
 inline core::HeadDims head_dims_of(const MergeParams& p) {
   return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
-}
-inline int copy_bytes(const MergeParams&) {
-  return 0;
-}
-inline bool positions_fit(const MergeParams&, std::string*) {
-  return true;
 }
 
 namespace cpu {
@@ -38,8 +30,7 @@ constexpr Operand kMergeOperands[] = {
     {FIELD(kCount, batch_size)},
     {FIELD(kLength, seqlen_q)},
     {FIELD(kCount, num_heads), 1},
-    {"head_dim of outs", Kind::kCount, offsetof(MergeParams, head_dim_v),
-     offsetof(DlattnMerge, head_dim_v), 1},
+    {DLATTN_FIELD_AS("head_dim of outs", kCount, MergeParams, DlattnMerge, head_dim_v), 1},
 
     {DLATTN_FIELD_OF_CPP(kTensors, MergeParams, outs), "BSh e", Elements::kAny, kRequired},
     {DLATTN_FIELD_OF_CPP(kTensors, MergeParams, lses), "BhS", Elements::kFloat32, kRequired},

@@ -51,34 +51,16 @@ enum Trait : std::uint16_t {
 
 // Which stride of a view a dimension has, as an index into View::strides.
 constexpr int stride_index(char letter) {
-  switch (letter) {
-    case 's':
-    case 'S':
-    case 'T':
-    case 'R':
-      return 1;
-    case 'h':
-    case 'g':
-    case 'n':
-      return 2;
-    case 't':
-      return 3;
-    default:
-      return 0;
-  }
+  const std::string_view rows = "sSTR", heads = "hgn", none;
+  return rows.find(letter) != none.npos    ? 1
+         : heads.find(letter) != none.npos ? 2
+         : letter == 't'                   ? 3
+                                           : 0;
 }
 
 constexpr const char* name_of_dim(char letter) {
-  switch (letter) {
-    case 's':
-      return "seqlen_q";
-    case 't':
-      return "seqlen_k";
-    default:
-      return stride_index(letter) == 0   ? "batch"
-             : stride_index(letter) == 1 ? "seqlen"
-                                         : "num_heads";
-  }
+  const char* const names[] = {"batch", "seqlen", "num_heads", "seqlen_k"};
+  return letter == 's' ? "seqlen_q" : names[stride_index(letter)];
 }
 
 // One row of a table.
@@ -95,9 +77,8 @@ struct Operand {
   Kind kind;
   std::uint16_t offset;    // of its field in the parameters
   std::uint16_t c_offset;  // of its field in the struct of dlattn/c.h; 0: that has another form
-  const char* dims;
-  char letters[4] = {};  // of the dimensions with a stride, and which of a view's strides it is
-  std::uint8_t strides[4] = {};
+  char dims[6] = {};       // the first `num_strides` have a stride
+  std::uint8_t strides[4] = {};  // which of a view's strides it is
   std::uint8_t num_strides = 0;
   char run = 0;  // the letter of the dimension after them; 0: none
   Elements elements;
@@ -115,15 +96,12 @@ struct Operand {
         kind(kind_),
         offset(static_cast<std::uint16_t>(offset_)),
         c_offset(static_cast<std::uint16_t>(c_offset_)),
-        dims(dims_),
         elements(elements_),
         traits(static_cast<std::uint16_t>(traits_)) {
-    const char* letter = dims;
-    for (; *letter && *letter != ' '; ++letter) {
-      letters[num_strides] = *letter;
-      strides[num_strides++] = static_cast<std::uint8_t>(stride_index(*letter));
-    }
-    if (*letter) run = letter[1];
+    for (int i = 0; dims_[i]; ++i) dims[i] = dims_[i];
+    for (; dims[num_strides] && dims[num_strides] != ' '; ++num_strides)
+      strides[num_strides] = static_cast<std::uint8_t>(stride_index(dims[num_strides]));
+    if (dims[num_strides]) run = dims[num_strides + 1];
   }
   constexpr Operand(const char* name_, Kind kind_, std::size_t offset_, std::size_t c_offset_,
                     std::int64_t least_ = 0)
@@ -132,10 +110,11 @@ struct Operand {
   }
 };
 
-// A field of the parameters and of the struct of dlattn/c.h, which have it under the same name; of
-// the parameters alone; one with a name of its own in messages.
-#define DLATTN_FIELD(kind, Params, Struct, name) \
-  #name, Kind::kind, offsetof(Params, name), offsetof(Struct, name)
+// A field of the parameters and of the struct of dlattn/c.h, which have it under the same name; one
+// with a name of its own in messages; one of the parameters alone.
+#define DLATTN_FIELD(kind, Params, Struct, name) DLATTN_FIELD_AS(#name, kind, Params, Struct, name)
+#define DLATTN_FIELD_AS(text, kind, Params, Struct, name) \
+  text, Kind::kind, offsetof(Params, name), offsetof(Struct, name)
 #define DLATTN_FIELD_OF_CPP(kind, Params, name) #name, Kind::kind, offsetof(Params, name), 0
 
 // A table: sizes first, then tensors.

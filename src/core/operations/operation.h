@@ -10,10 +10,10 @@
 #include "dlattn/attention.h"
 
 // The parameters of each operation, and the questions by which plan/choose.h finds a family's
-// instance for them: dtype_of(), head_dims_of(), copy_bytes() and positions_fit(). Forward,
-// backward and quantize, which plan each other's launches, have theirs here. Any other operation
-// has them beside its table (merge.h), in namespace dlattn, where templates find them by their
-// argument.
+// instance for them: dtype_of(), head_dims_of(), copy_bytes() and positions_fit(). Templates answer
+// for the operations that have no answer of their own. Those of forward, backward and quantize,
+// which plan each other's launches, are here, others beside the operation's table (merge.h), in
+// namespace dlattn, where templates find them by their argument.
 namespace dlattn::core {
 
 template <Operation operation>
@@ -56,18 +56,17 @@ struct NamedSize {
 struct HeadDims {
   NamedSize first, second;
 };
-inline HeadDims head_dims_of(const AttentionParams& p) {
+template <typename Params>
+HeadDims head_dims_of(const Params& p) {
   return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
 }
 inline HeadDims head_dims_of(const BackwardParams& p) {
   return head_dims_of(p.forward);
 }
-inline HeadDims head_dims_of(const QuantizeTask& p) {
-  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
-}
 
 // Bytes per copy of rows to shared memory; 0 where kernels copy none.
-inline int copy_bytes(const QuantizeTask&) {
+template <typename Params>
+int copy_bytes(const Params&) {
   return 0;
 }
 inline int copy_bytes(const BackwardParams& p) {
@@ -75,6 +74,10 @@ inline int copy_bytes(const BackwardParams& p) {
 }
 
 // Whether kernels can count a problem's positions; if not, `why`, unless it is null, says why not.
+template <typename Params>
+bool positions_fit(const Params&, std::string*) {
+  return true;
+}
 bool positions_fit(const AttentionParams& p, std::string* why);
 inline bool positions_fit(const BackwardParams& p, std::string* why) {
   return positions_fit(p.forward, why);

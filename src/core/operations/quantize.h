@@ -14,8 +14,7 @@ constexpr Operand kQuantizeOperands[] = {
     {FIELD(kLength, seqlen_k)},
     {FIELD(kCount, num_heads_kv), 1},
     {FIELD(kCount, head_dim), 1},
-    {"head_dim of v", Kind::kCount, offsetof(QuantizeParams, head_dim_v),
-     offsetof(DlattnQuantize, head_dim_v), 1},
+    {DLATTN_FIELD_AS("head_dim of v", kCount, QuantizeParams, DlattnQuantize, head_dim_v), 1},
     {FIELD(kCount, total_k)},
 
     {FIELD(kTensor, k), "CTg d", Elements::kAny, kRequired},

@@ -31,7 +31,7 @@ void set_region(const Operand& operand, const char* view, const Sizes& sizes, Re
   region->run = operand.run ? sizes[operand.run] : 1;
   for (int i = 0; i < 4; ++i) region->sizes[i] = 1, region->strides[i] = 0;
   for (int i = 0; i < operand.num_strides; ++i) {
-    region->sizes[i] = sizes[operand.letters[i]];
+    region->sizes[i] = sizes[operand.dims[i]];
     region->strides[i] = load<std::int64_t>(view, stride_offset(operand.strides[i]));
     if (operand.has(kSummed) && region->strides[i] == 0 && region->sizes[i] > 1)
       region->sizes[i] = 1;
@@ -49,7 +49,7 @@ bool has_rows(const Operand& operand) {
 
 bool is_empty(const Operand& operand, const Sizes& sizes) {
   bool empty = operand.run && sizes[operand.run] == 0;
-  for (int i = 0; i < operand.num_strides; ++i) empty |= sizes[operand.letters[i]] == 0;
+  for (int i = 0; i < operand.num_strides; ++i) empty |= sizes[operand.dims[i]] == 0;
   return empty;
 }
 bool is_empty(const Region& region) {
@@ -69,7 +69,7 @@ bool is_small(const Region& region) {
 void check_not_negative(const Operand& operand, const Region& region) {
   for (int i = 0; i < 4; ++i) {
     if (region.sizes[i] <= 1 || region.strides[i] >= 0) continue;
-    fail(operand.name, ": the stride of dimension ", name_of_dim(operand.letters[i]), " is ",
+    fail(operand.name, ": the stride of dimension ", name_of_dim(operand.dims[i]), " is ",
          region.strides[i], "; negative strides are not accepted");
   }
 }
@@ -87,7 +87,7 @@ void check_span(const Operand& operand, const Region& region) {
                       !__builtin_mul_overflow(elements, region.element_bytes, &bytes) &&
                       bytes <= kMaxTensorBytes;
     if (fits) continue;
-    fail(operand.name, ": the stride of dimension ", name_of_dim(operand.letters[i]), ", of size ",
+    fail(operand.name, ": the stride of dimension ", name_of_dim(operand.dims[i]), ", of size ",
          size, ", is ", stride, "; accepted: strides by which the tensor spans up to ",
          kMaxTensorBytes, " bytes");
   }
