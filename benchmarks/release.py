@@ -93,8 +93,12 @@ def measure(options: argparse.Namespace) -> int:
 def draw(folder: Path) -> None:
     """A plot of each set in the folder that was measured, its parts put together."""
     for name, document in record.gathered(sorted(folder.glob("*.json"))).items():
-        for path in plot.draw(document, folder / f"{name}.png"):
-            print(path)
+        paths = plot.draw(document, folder / f"{name}.png")
+        print(*paths, sep="\n")
+        number = len(paths) + 1
+        while (left := plot.part(paths[0], number)).exists():  # of a plot that had more parts
+            left.unlink()
+            number += 1
 
 
 def main() -> int:

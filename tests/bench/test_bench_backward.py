@@ -28,6 +28,7 @@ torch = pytest.importorskip("torch")
 
 from dlattn.bench import tensors  # noqa: E402
 from dlattn.bench.backward import contestants, gradients  # noqa: E402
+from dlattn.bench.backward import plot as backward_plot  # noqa: E402
 
 Captured = pytest.CaptureFixture[str]
 
@@ -444,6 +445,17 @@ def test_plot(tmp_path: Path) -> None:
     labels = [label.get_text() for label in alone.get_yticklabels()]
     assert labels == ["(1,8,512,64) causal", "(2,8,512,64) causal\nvarlen 1-512"]
     pyplot.close(figure)
+
+
+def test_plots_of_many_cases_have_about_as_many_each() -> None:
+    """As few figures as have room, and none with the few cases that are left."""
+    results = [
+        report.Result(Case((n + 1, 8, 512, 64), True, "bfloat16", passes=BACKWARD), name, False)
+        for n in range(25)
+        for name in ("dlattn auto", "torch-flash", "fa4")
+    ]
+    sizes = [len(part) for part in backward_plot._parts(results)]
+    assert sum(sizes) == 25 and len(sizes) == 2 and max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.gpu

@@ -174,8 +174,11 @@ def test_cards_in_names_of_files(name: str, short: str, monkeypatch: pytest.Monk
 def test_plots_of_parts(tmp_path: Path, release: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     assert run(release, monkeypatch, tmp_path, "--part", 1, 2, *ABC) == 0
+    for number in (2, 3):  # of an earlier plot, which had more parts
+        (tmp_path / f"cpu-small-{number}.png").touch()
     assert run(release, monkeypatch, tmp_path, "--plot") == 0
     assert (tmp_path / "cpu-small.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["cpu-small.png"]
 
 
 # README

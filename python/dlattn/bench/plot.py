@@ -20,10 +20,11 @@ from dlattn.console.errors import CommandError, OutputError, first_line
 from dlattn.console.text import duration, rate
 from dlattn.console.writing import replacing
 
-# Ours in shades of one strong colour, the last kernel, our best, in the strongest; peers in greys
-# that still differ when printed.
-_OURS = ("#0b5fa5", "#4d9bdb", "#9ccaf0")
-_PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6")
+# Ours in shades of one strong colour, "auto", or else the last kernel, in the strongest. Peers in
+# greys that still differ when printed, and in lines by their markers too.
+_OURS = ("#0b5fa5", "#4d9bdb", "#9ccaf0", "#cfe5f8")
+_PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6", "#ececec")
+_MARKERS = "sD^v*P"
 
 _WIDTH = 11.2  # inches
 _DPI = 130
@@ -157,7 +158,10 @@ def _colours(results: Sequence[Result]) -> dict[str, str]:
     colours = {}
     for ours, palette in ((True, _OURS), (False, _PEERS)):
         names = list(dict.fromkeys(r.contestant for r in results if r.ours is ours))
-        for i, name in enumerate(reversed(names) if ours else names):
+        if ours:
+            names.reverse()
+            names.sort(key=lambda name: name != "dlattn auto")
+        for i, name in enumerate(names):
             colours[name] = palette[i % len(palette)]
     return colours
 
@@ -283,6 +287,8 @@ def _lines(
         ceiling = None  # it is none
     most = 1.06 * (ceiling[0] if ceiling is not None else fastest)
     colours = _colours(results)
+    peers = dict.fromkeys(r.contestant for r in results if not r.ours)
+    markers = dict(zip(peers, cycle(_MARKERS), strict=False))
     count = len(panels) + len(extra)
     columns = min(2, count)
     rows = -(-count // columns)
@@ -302,8 +308,8 @@ def _lines(
                 [r.tflops for r in line],
                 label=name,
                 color=colours[name],
-                marker="o" if ours else "s",
-                markersize=4.5 if ours else 3,
+                marker="o" if ours else markers[name],
+                markersize=4.5 if ours else 3.5,
                 linewidth=2.2 if ours else 1.3,
                 zorder=3 if ours else 2,
             )
@@ -398,17 +404,19 @@ def _footnote(document: dict[str, Any], width: float) -> str:
     names = ("torch", "fa3", "fa3-fwd", "fa4", "cudnn", "cupy", "numpy")
     peers = [f"{name} {told[name]}" for name in names if name in told]
     threads = document["protocol"]["threads"]
-    parts = [
+    measured = [
         f"{document['protocol']['method']}; contestants take turns in one run",
-        f"ceiling {ceiling_text(ceiling)}",
+        *([] if "decode" in document else [f"ceiling {ceiling_text(ceiling)}"]),
+    ]
+    made = [
         f"dlattn {versions['dlattn']} at {(git['sha'] or 'unknown')[:10]}, {', '.join(peers)}",
         *([f"{threads} threads"] if threads else []),
         document["date"][:10],
         *document.get("busy", ()),
     ]
-    characters = int(width * 72 / (0.62 * _SMALL))
-    lines = [textwrap.fill("; ".join(some), characters) for some in (parts[:2], parts[2:])]
-    return "\n".join(lines)
+    characters = int(width * 72 / (0.55 * _SMALL))
+    lines = ["; ".join(measured), "; ".join(made)]
+    return "\n".join(textwrap.fill(line, characters) for line in lines)
 
 
 def _case_name(case: Case) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,18 +56,20 @@ def _height(results: Sequence[Result], passes: str) -> float:
 
 
 def _parts(results: Sequence[Result]) -> list[list[tuple[Any, ...]]]:
-    """Neighbouring cases that one figure has room for."""
-    parts: list[list[tuple[Any, ...]]] = []
-    room = 0.0
-    first = results[0].case.passes
-    for problem in dict.fromkeys(_problem(result.case) for result in results):
-        own = [r for r in results if _problem(r.case) == problem and r.case.passes == first]
-        height = _BAR * len(own) + _GAP
-        if not parts or height > room:
-            parts.append([])
-            room = _TALLEST
-        parts[-1].append(problem)
-        room -= height
+    """Neighbouring cases, in as few figures as have room for them, of about the same height."""
+    heights: dict[tuple[Any, ...], float] = {}
+    for result in results:
+        problem = _problem(result.case)
+        heights.setdefault(problem, _GAP)
+        if result.case.passes == results[0].case.passes:
+            heights[problem] += _BAR
+    total = sum(heights.values())
+    count = math.ceil(total / _TALLEST)
+    parts: list[list[tuple[Any, ...]]] = [[] for _ in range(count)]
+    above = 0.0
+    for problem, height in heights.items():
+        parts[int((above + height / 2) * count / total)].append(problem)
+        above += height
     return parts
 
 

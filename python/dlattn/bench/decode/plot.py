@@ -83,7 +83,8 @@ def _panel(axis: Any, panel: Sequence[Row], colours: Mapping[str, str]) -> None:
             axis.barh(place, rate, color=colours[row.contestant], height=0.9 * _BAR)
             text = f" {duration(row.seconds(COLD) or 0.0)}"
             weight = "bold" if row.ours else "normal"
-            axis.text(rate, place, text, va="center", fontsize=7.5, fontweight=weight)
+            label = axis.text(rate, place, text, va="center", fontsize=7.5, fontweight=weight)
+            label.set_bbox({"color": "white", "pad": 0.5})  # above the dotted line
             place += _BAR
         place += _GAP
     axis.set_ylim(place - _GAP - _BAR / 2, -_BAR / 2)
