@@ -109,6 +109,10 @@ bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceIn
   plan->kernel = record.name;
   plan->dtype = instance->dtype;
   plan->head_dim_tile = instance->head_dim_tile;
+  if (options.batch_invariant && options.kernel == kAuto && record.varies_with_batch) {
+    const std::string reason = record.varies_with_batch(p);
+    if (!reason.empty()) return refuse(why, reason);
+  }
   if (!record.plan(p, device, options, plan, why) || !can_launch(*plan, device, why)) return false;
   if (!splits_as_asked(*plan, options, why)) return false;
   if (!options.allow_workspace && plan->workspace_bytes > 0)

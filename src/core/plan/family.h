@@ -30,6 +30,11 @@ struct Family {
   bool reads_caches = false;  // whether it takes keys in a cache (is_cache())
   // The Options::variant that asks for all that was chosen in a plan; null: there is one shape.
   std::string (*request_of)(const Plan& plan) = nullptr;
+  // Why the family is no choice for a problem with Options::batch_invariant, "" if it may be one.
+  // null: it always may. It is none where the same sequence may come in a form that the family does
+  // not take, as in a varlen batch: there it would get another kernel's bits. A caller who names
+  // the family gets it all the same.
+  std::string (*varies_with_batch)(const Params& params) = nullptr;
 };
 using ForwardFamily = Family<AttentionParams>;
 using BackwardFamily = Family<BackwardParams>;

@@ -147,11 +147,12 @@ inline double few_rows_of_cache(const AttentionParams& p) {
   return is_cache(p) && p.seqlen_q * (p.num_heads / p.num_heads_kv) <= kFewRows ? kMargin : 1.0;
 }
 
-// Keys in a cache with batch_invariant have one kernel, whatever the number of new queries is: that
-// for few, unless the caller names another. Names what makes a problem such a one; null if nothing.
-inline const char* feature_of_invariant_cache(const AttentionParams& p, const Options& options) {
-  const bool invariant = options.batch_invariant && options.kernel == core::kAuto;
-  return invariant && is_cache(p) ? core::cache_feature(p) : nullptr;
+// Family::varies_with_batch of kernels for many queries. Keys in a cache with batch_invariant have
+// one kernel, whatever the number of new queries is: that for few.
+inline std::string varies_in_caches(const AttentionParams& p) {
+  if (!is_cache(p)) return {};
+  return core::concat(
+      "does not read keys in a cache with batch_invariant: ", core::cache_feature(p), " is given");
 }
 
 // Sets what a tile shape says of a plan, with one thread block for each tile of rows.

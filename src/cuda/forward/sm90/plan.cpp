@@ -262,22 +262,22 @@ const char* pairs_lack(const AttentionParams& p, const Options& options, int hea
   return options.batch_invariant ? "batch_invariant" : nullptr;
 }
 
+// Varlen sequences, whose bias and mask it does not take, would get other bits.
+std::string varies_with_batch(const AttentionParams& p) {
+  if (is_cache(p) || !(p.bias.data || p.mask.data)) return cost::varies_in_caches(p);
+  return core::concat("does not implement ", p.mask.data ? "mask" : "bias",
+                      " of varlen batches with batch_invariant");
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  if (const char* const feature = cost::feature_of_invariant_cache(p, options))
-    return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
-                  " is given");
   if (const std::string refusal = cache_refusal(p, tile); !refusal.empty())
     return refuse(why, refusal);
   if (const char* feature = fixed_length_feature(p))
     return refuse(why, "does not implement ", feature);
-  // Varlen sequences, whose bias and mask it does not take, would get other bits.
-  if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
-    return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
-                  " of varlen batches with batch_invariant");
   const double least = cost::kBehindMemory * cost::keys_ns(p, device);
   const std::optional<Variant> asked = variant_named(options.variant ? options.variant : "");
   if (options.variant && !asked)
@@ -324,7 +324,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90",       90,   8,         accepted_variants,
-                                     plan_forward, true, request_of};
+const core::ForwardFamily kFamily = {"sm90",       90,   8,          accepted_variants,
+                                     plan_forward, true, request_of, varies_with_batch};
 
 }  // namespace dlattn::sm90

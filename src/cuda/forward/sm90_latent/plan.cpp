@@ -138,15 +138,17 @@ Choice fastest(const WorkPartition& partition, const Options& options) {
   return parts.ns < kNone ? parts : partition.split({false, 0, tile::kMostKeys});
 }
 
+// Latents of other strides, and packed ones, would get other bits.
+std::string varies_with_batch(const AttentionParams&) {
+  return "does not run with batch_invariant unless it is named";
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
   int variant = kRows64;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  // Latents of other strides, and packed ones, would get other bits.
-  if (options.batch_invariant && options.kernel == core::kAuto)
-    return refuse(why, "does not run with batch_invariant unless it is named");
   if (!accepts(p, *plan, why) || !choose_variant(p, options, &variant, why)) return false;
   const int side_by_side = sm90_latent::side_by_side(p, device);
   DeviceInfo clusters = device;
@@ -181,7 +183,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90_latent", 90,   8,         accepted_variants,
-                                     plan_forward,  true, request_of};
+const core::ForwardFamily kFamily = {"sm90_latent", 90,   8,          accepted_variants,
+                                     plan_forward,  true, request_of, varies_with_batch};
 
 }  // namespace dlattn::sm90_latent

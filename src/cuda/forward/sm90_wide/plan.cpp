@@ -51,13 +51,15 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int tile
   return std::max(ns, kFirst + cost::kBehindMemory * cost::keys_ns(p, device));
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+// Packed sequences and other strides would get other bits.
+std::string varies_with_batch(const AttentionParams&) {
+  return "does not run with batch_invariant unless it is named";
+}
+
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
-  // Packed sequences and other strides would get other bits.
-  if (options.batch_invariant && options.kernel == core::kAuto)
-    return refuse(why, "does not run with batch_invariant unless it is named");
   if (!accepts(p, why)) return false;
   cost::set_tile(p, tile_config(plan->head_dim_tile), plan);
   plan->cluster_size = kClusterBlocks;
@@ -69,6 +71,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90_wide", 90, 8, nullptr, plan_forward};
+const core::ForwardFamily kFamily = {"sm90_wide",  90,    8,       nullptr,
+                                     plan_forward, false, nullptr, varies_with_batch};
 
 }  // namespace dlattn::sm90_wide

@@ -266,9 +266,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   Request request;
   if (!parse_request(options.variant, &request))
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
-  if (const char* const feature = cost::feature_of_invariant_cache(p, options))
-    return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
-                  " is given");
   std::string reason;
   if (is_cache(p) && !is_fast(p, plan->copy_bytes, why ? &reason : nullptr))
     return refuse(why, "with keys in a cache: ", reason);
@@ -294,7 +291,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"wmma",       0,    1,         accepted_variants,
-                                     plan_forward, true, request_of};
+const core::ForwardFamily kFamily = {"wmma",       0,    1,          accepted_variants,
+                                     plan_forward, true, request_of, cost::varies_in_caches};
 
 }  // namespace dlattn::wmma
