@@ -12,7 +12,10 @@ ATTENTION = ("attention", "attention_varlen", "supported", "plan")
 VARLEN = ("attention_varlen", "supported", "plan")
 KVCACHE = ("attention_with_kvcache",)
 ALL = (*ATTENTION, *KVCACHE)
-BACKWARD = ("attention_backward", "attention_varlen_backward")
+BACKWARD = (
+    *("attention_backward", "attention_varlen_backward"),
+    *("supported_backward", "plan_backward"),
+)
 TORCH = ("torch_attention", "torch_attention_varlen")
 TORCH_KVCACHE = ("torch_attention_with_kvcache",)
 
@@ -57,7 +60,13 @@ class Argument:
         return self.type.startswith("Tensor")
 
 
+def _of_gradients(*declarations: str) -> tuple[Argument, ...]:
+    """Arguments of gradients alone, which their template describes and takes itself."""
+    return tuple(Argument(one, "", functions=BACKWARD, native=False) for one in declarations)
+
+
 _ARGUMENTS = (
+    *_of_gradients("dout: Tensor | None"),
     Argument(
         "q: Tensor",
         """Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16,
@@ -104,6 +113,7 @@ _ARGUMENTS = (
         "Values, of k_cache's shape with head_dim_v for head_dim, and of its dtype.",
         functions=KVCACHE,
     ),
+    *_of_gradients("out: Tensor", "lse: Tensor"),
     Argument(
         "cu_seqlens_q: Tensor",
         """int32, (batch + 1,), contiguous: the row of q at which each sequence begins, and
@@ -125,6 +135,7 @@ _ARGUMENTS = (
         functions=VARLEN,
     ),
     Argument("max_seqlen_k: int", "The same for keys.", functions=VARLEN),
+    *_of_gradients("dlse: Tensor | None = None"),
     Argument(
         "seqused_k: Tensor | None = None",
         """int32, (batch,), contiguous: how many of each sequence's keys to use, from its first;
@@ -395,6 +406,12 @@ _ARGUMENTS = (
             none.""",
         functions=(*VARLEN, *KVCACHE),
     ),
+    *_of_gradients(
+        *(f"{name}: Tensor | None = None" for name in ("dq", "dk", "dv")),
+        "needs: Sequence[Gradient] | None = None",
+        "deterministic: bool = False",
+        "workspace: Tensor | None = None",
+    ),
 )
 
 # The arguments that functions made after others lack. Those of gradients lack 8 bits, how keys are
@@ -408,7 +425,7 @@ _NEW_KEYS = tuple(argument.name for argument in _ARGUMENTS if not argument.nativ
 _RESULTS = ("out", "return_lse")
 _LACKING = {
     (ATTENTION, BACKWARD): (
-        *("precision", "batch_invariant", "page_table"),
+        *("precision", "batch_invariant", "page_table", "cache_batch_idx", "leftpad_k"),
         *(*_RESULTS, *_FLOAT8, *_SPLITS),
     ),
     (ATTENTION, TORCH): ("page_table", *_OF_TORCH, *_FLOAT8, *_SPLITS),

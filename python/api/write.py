@@ -63,11 +63,14 @@ def _lines(what: str, arguments: list[Argument], function: str, indent: int) -> 
 
 def _signature(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """One parameter a line; the required arguments, or what stands for them, by position too."""
-    by_position = [a for a in arguments if a.default is None]
-    for argument in by_position:
-        optional = "attention" not in argument.functions and function in ("supported", "plan")
-        kind = f"{argument.type.removesuffix(' | None')} | None = None"
-        yield f"{argument.name}: {kind if optional else argument.type},"
+    question = re.fullmatch(r"(?:supported|plan)(_backward)?", function)
+    for argument in (a for a in arguments if a.default is None):
+        kind = argument.type
+        if function in BACKWARD and argument.native:  # gradients are of tensors alone
+            kind = kind.partition(" | ")[0]
+        if question and f"attention{question[1] or ''}" not in argument.functions:
+            kind = f"{kind.removesuffix(' | None')} | None = None"
+        yield f"{argument.name}: {kind},"
     yield "*,"
     yield from _keywords_only(arguments, function, indent)
 
@@ -147,7 +150,7 @@ def _is_required(argument: Argument, function: str) -> bool:
 _FORMS: dict[str, tuple[Callable[[Argument, str], bool], str]] = {
     "names": (lambda a, _: a.native, "{},"),
     "quoted": (lambda a, _: a.native, '"{}",'),
-    "entries": (lambda a, _: True, '"{0}": {0},'),
+    "entries": (lambda a, _: a.native, '"{0}": {0},'),
     "options": (lambda a, _: a.native and a.default is not None, '"{0}": {0},'),
     "tensors": (lambda a, _: a.is_tensor, "{},"),
     "required_tensors": (lambda a, f: a.is_tensor and _is_required(a, f), '"{0}": {0},'),
