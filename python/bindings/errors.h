@@ -2,21 +2,16 @@
 
 #include <nanobind/nanobind.h>
 
-#include <sstream>
 #include <string>
 
+#include "core/util/concat.h"
 #include "dlattn/types.h"
 
 namespace dlattn::python {
 
 namespace nb = nanobind;
 
-template <typename... Parts>
-std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
+using core::concat;
 
 // Raises dlattn.UnsupportedError: the argument is of the right type, its value is not accepted.
 template <typename... Parts>

@@ -1,5 +1,6 @@
 // Plans of operations beside attention, plans of several launches, and the workspace of a call.
 #include <cstdint>
+#include <locale>
 #include <stdexcept>
 #include <string>
 
@@ -86,6 +87,26 @@ void several_launches() {
   }
 }
 
+// Numbers read the same in programs whose locale groups digits and has a decimal comma.
+void other_locale() {
+  struct Grouped : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouped));
+  CHECK(core::concat(12345, " and ", 1.5) == "12345 and 1.5");
+  Plan plan;
+  plan.grid = plan.workspace_bytes = 12345;
+  plan.predicted_ns = 1500;
+  plan.num_after = 1;
+  plan.after[0].grid = 67890;
+  const std::string text = describe(plan);
+  for (const char* part : {"grid: 12345 ", "workspace: 12345 ", "predicted: 1.5 us", ", 67890 "})
+    CHECK_FOR(text.find(part) != std::string::npos, text);
+  std::locale::global(before);
+}
+
 void workspace() {
   AttentionParams p;
   Plan plan;
@@ -145,6 +166,7 @@ void workspace() {
 int main() {
   merges();
   several_launches();
+  other_locale();
   workspace();
   return test::summary();
 }

@@ -1,7 +1,6 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 
 #include "core/plan/plan.h"
 #include "core/util/concat.h"
@@ -33,7 +32,7 @@ std::string kernel_text(const Launch& launch) {
 }  // namespace
 
 std::string describe(const Launch& launch) {
-  std::ostringstream out;
+  auto out = core::text_stream();
   out << to_string(launch.operation) << " by " << kernel_text(launch) << ", " << launch.grid;
   if (launch.kernel == core::kCpu) {
     out << " tasks";
@@ -44,7 +43,7 @@ std::string describe(const Launch& launch) {
 }
 
 std::string describe(const Plan& plan) {
-  std::ostringstream out;
+  auto out = core::text_stream();
   for (int i = 0; i < plan.num_before; ++i) out << "before: " << describe(plan.before[i]) << "\n";
   if (plan.operation != Operation::kForward)
     out << "operation: " << to_string(plan.operation) << "\n";
