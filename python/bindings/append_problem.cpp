@@ -100,7 +100,7 @@ void AppendProblem::read_cache(nb::handle object, const char* name, std::int64_t
   if (tensor_type(object, name).deferred)
     unsupported(name, ": JAX arrays are immutable; accepted: a tensor that can be written");
   const Tensor& cache = import_tensor(object, name, true);
-  if (cache.read_only) unsupported(name, " is read-only; accepted: a tensor that can be written");
+  check_writable(cache);
   check_rank(cache, 4,
              layout_ == Layout::kBshd ? "(batch or pages, rows, num_heads_kv, head_dim)"
                                       : "(batch or pages, num_heads_kv, rows, head_dim)");

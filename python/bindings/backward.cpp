@@ -175,8 +175,7 @@ class BackwardProblem {
       unsupported(kGradients[i], ": JAX arrays are immutable; accepted: None");
     Tensor& tensor = tensors_[num_tensors_++];
     tensor = import_tensor(given, kGradients[i], target, true);
-    if (tensor.read_only)
-      unsupported(kGradients[i], " is read-only; accepted: a tensor that can be written");
+    check_writable(tensor);
     set_gradient(i, tensor, of, problem_, &params_);
   }
 

@@ -74,6 +74,7 @@ struct ManagedTensor {  // in a capsule named "dltensor"
 };
 
 constexpr std::uint64_t kFlagReadOnly = 1;
+constexpr std::uint64_t kFlagIsCopied = 2;  // of what was exported, in memory of its own
 
 struct ManagedTensorVersioned {  // in a capsule named "dltensor_versioned"
   Version version;

@@ -264,7 +264,7 @@ const Tensor& import_tensor_to_write(nb::handle object, const char* name, const 
     unsupported(name, ": JAX arrays are immutable; accepted: None");
   Tensor& tensor = problem->tensors[problem->num_tensors++];
   tensor = import_tensor(object, name, target, true);
-  if (tensor.read_only) unsupported(name, " is read-only; accepted: a tensor that can be written");
+  check_writable(tensor);
   return tensor;
 }
 

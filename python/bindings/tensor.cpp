@@ -309,6 +309,7 @@ Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name) {
                managed->version.minor, "; accepted: ", dlpack::kMajorVersion, ".x");
   }
   tensor.read_only = managed->flags & dlpack::kFlagReadOnly;
+  tensor.is_copy = managed->flags & dlpack::kFlagIsCopied;
   read(managed->tensor, &tensor);
   return tensor;
 }
@@ -325,8 +326,9 @@ Tensor from_array_struct(nb::handle array, const char* name) {
   if (tensor.dtype.lanes == 0 || swapped) {
     const std::string dtype = text(nb::object(array.attr("dtype")));
     unsupported(name, ": dtype is ", dtype, "; accepted: ",
-                swapped ? "a number in the machine's byte order"
-                        : "bool, bfloat16, float8_e4m3fn, or NumPy's numbers of up to 64 bits");
+                tensor.dtype.lanes != 0
+                    ? "a number in the machine's byte order"
+                    : "bool, bfloat16, float8_e4m3fn, or NumPy's numbers of up to 64 bits");
   }
   tensor.data = interface->data;
   tensor.read_only = !(interface->flags & kArrayWriteable);

@@ -80,6 +80,16 @@ void check_last_stride(const Tensor& tensor) {
               "; accepted: 1 (elements of a row side by side)");
 }
 
+void check_writable(const Tensor& tensor) {
+  if (tensor.read_only)
+    unsupported(tensor.name, " is read-only; accepted: a tensor that can be written");
+  if (tensor.is_copy) {
+    unsupported(tensor.name,
+                ": its exporter gave a copy, by which what is written would not reach it; accepted: "
+                "a tensor whose own memory is exported");
+  }
+}
+
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims) {
   check_dtype(tensor, kInt32);
   if (count >= 0) {

@@ -45,6 +45,7 @@ void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t ac
 void check_rank(const Tensor& tensor, int ndim, const char* dims);
 void check_shape(const Tensor& tensor, const Shape& shape, const char* dims);
 void check_last_stride(const Tensor& tensor);
+void check_writable(const Tensor& tensor);
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);

@@ -129,7 +129,7 @@ WRONG = {
     "q bool": Wrong({"q": Q > 0}, ("q: dtype is bool", "accepted", "float16")),
     "q of objects": Wrong({"q": Q.astype(object)}, ("q: dtype is object", "accepted")),
     "q of structures": Wrong(
-        {"q": np.zeros((2, 5, 4, 8), [("a", "f4")])}, ("q: dtype is [('a'", "accepted")
+        {"q": np.zeros((2, 5, 4, 8), [("a", "f4")])}, ("q: dtype is [('a'", "accepted: bool, bfl")
     ),
     "q big-endian": Wrong({"q": Q.astype(">f4")}, ("q: dtype is >f4", "accepted", "byte order")),
     "q longdouble": Wrong({"q": Q.astype(np.longdouble)}, ("q: dtype is float128", "accepted")),
@@ -335,6 +335,10 @@ WRONG = {
     "out read-only by DLPack": Wrong(
         {"out": lambda: Exporter(np.zeros((2, 5, 4, 8), np.float32), read_only=True)},
         ("out is read-only", "accepted"),
+    ),
+    "out of which DLPack gives a copy": Wrong(
+        {"out": lambda: Exporter(np.zeros((2, 5, 4, 8), np.float32), copied=True)},
+        ("out: its exporter gave a copy", "accepted: a tensor whose own memory is exported"),
     ),
     "out of the wrong shape": Wrong(
         {"out": poisoned(2, 5, 4, 7)}, ("out: shape is (2, 5, 4, 7)", "accepted: (2, 5, 4, 8)")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import to_float64
+from capsules import Exporter
 from gradients import (
     FEATURES,
     NAMES,
@@ -281,6 +282,7 @@ def float16(x: Any) -> Any:
         (lambda g: {"dk": float16(g["k"])}, r"^dk: dtype is float16; accepted: float32"),
         (lambda g: {"dv": np.asfortranarray(g["v"])}, r"^dv: the stride of the last"),
         (lambda g: {"dq": np.broadcast_to(g["q"], g["q"].shape)}, r"^dq is read-only; accepted"),
+        (lambda g: {"dk": Exporter(g["k"], copied=True)}, r"^dk: its exporter gave a copy, by"),
         (lambda g: {"dq": g["q"]}, r"dq.*q|q.*dq"),
         (lambda g: {"dq": np.empty_like(g["q"]), "needs": ["dk"]}, r"^dq is given and is not am"),
         (lambda g: {"needs": "dq"}, r"^needs is a str; accepted"),

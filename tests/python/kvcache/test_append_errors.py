@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from capsules import Exporter
 
 import dlattn
 from dlattn import append_kv
@@ -93,6 +94,10 @@ WRONG = [
     (good(k_cache=zeros(CACHE, np.uint8)), "k_cache: dtype is uint8; accepted: float16, bfloat16"),
     (good(k_cache=read_only(zeros(CACHE))), "k_cache is read-only; accepted: a tensor that can be"),
     (good(v_cache=read_only(zeros(CACHE))), "v_cache is read-only; accepted: a tensor that can be"),
+    (
+        good(v_cache=Exporter(zeros(CACHE), copied=True)),
+        "v_cache: its exporter gave a copy, by whi",
+    ),
     (good(k_cache=list(range(3))), "k_cache is of type list"),
     (good(cache_batch_idx=ints(0, 2)), "cache_batch_idx[1] is 2; accepted: 0 to 1, the entries of"),
     (good(cache_batch_idx=ints(0)), "cache_batch_idx: shape is (1,); accepted: (2,), (batch,)"),

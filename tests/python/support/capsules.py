@@ -10,6 +10,7 @@ import numpy as np
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _READ_ONLY = 1
+_IS_COPIED = 2
 
 
 class DLTensor(ctypes.Structure):
@@ -125,6 +126,7 @@ class Exporter:
         byte_offset: int = 0,
         version: tuple[int, int] | None = (1, 1),
         read_only: bool = False,
+        copied: bool = False,
         capsule: Any = None,
         error: Exception | None = None,
     ) -> None:
@@ -144,7 +146,7 @@ class Exporter:
             "dtype": dtype or (_CODES[array.dtype.kind], 8 * array.itemsize, 1),
             "device": capsule_device or device,
             "byte_offset": byte_offset,
-            "flags": _READ_ONLY if read_only else 0,
+            "flags": _READ_ONLY * read_only | _IS_COPIED * copied,
         }
 
     def __dlpack_device__(self) -> tuple[int, int | None]:
