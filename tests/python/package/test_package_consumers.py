@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from cpp_builds import (
+    CONSUMER,
     ROOT,
     build_folder,
     check_c_compiler,
     check_consumer,
     check_pkg_config,
     compile_and_install,
+    configure,
     run,
     skip_without_tools,
 )
@@ -76,6 +78,11 @@ def test_rust_example(shared_library: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_consumer_through_fetch_content(tmp_path: Path) -> None:
     check_consumer(tmp_path, DLATTN_SOURCE=ROOT, DLATTN_CUDA="OFF")
+
+
+def test_fetch_content_refuses_a_project_in_c_alone(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"languages of consumer, .*lack CXX; accepted"):
+        configure(CONSUMER, tmp_path, DLATTN_SOURCE=ROOT, C_ALONE="ON")
 
 
 def test_consumer_of_python_package(tmp_path: Path) -> None:

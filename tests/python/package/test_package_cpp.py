@@ -71,4 +71,5 @@ def test_consumer_of_installed_static_library(
 ) -> None:
     prefix = static_build[1]
     assert list(prefix.glob("lib*/libdlattn.a"))
-    check_consumer(tmp_path, CMAKE_PREFIX_PATH=prefix)
+    check_consumer(tmp_path / "cxx", CMAKE_PREFIX_PATH=prefix)
+    check_consumer(tmp_path / "c", CMAKE_PREFIX_PATH=prefix, C_ALONE="ON")
