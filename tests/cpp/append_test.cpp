@@ -486,6 +486,11 @@ void as_one_call() {
   AsOne().refuses([](AsOne& x) { x.attention.seqlen_k = 4; },
                   "seqused_k[1] is 2 with 3 new keys; accepted: 0 to 1, so that they end by 4, "
                   "which is max_seqlen_k");
+  AsOne numbered;  // the CPU has no number, whatever its field holds
+  numbered.attention.device.index = 1;
+  append_and_attend(numbered.p, numbered.attention);
+  CHECK(numbered.out == one.out);
+
   AsOne().refuses([](AsOne& x) { x.attention.softcap = -1.0; },
                   "softcap is -1; accepted: 7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none");
   AsOne().refuses([](AsOne& x) { x.attention.k.row_stride = -2; },

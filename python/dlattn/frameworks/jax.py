@@ -43,7 +43,7 @@ class Jax(Framework):
         if isinstance(x, jax.core.Tracer):
             raise TypeError(
                 f"{argument} is a JAX tracer, which has no memory yet; accepted: a concrete array "
-                "(call dlattn outside jax.jit, jax.grad and jax.vmap)"
+                "(under jax.jit, jax.grad and jax.vmap call dlattn.jax.attention)"
             )
         if len(x.devices()) != 1:
             raise TypeError(

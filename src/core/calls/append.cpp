@@ -41,7 +41,9 @@ struct PreparedAppend {
 };
 
 void check_same_device(Device append, Device attention) {
-  if (append.type == attention.type && append.index == attention.index) return;
+  if (append.type == attention.type &&
+      (append.type == DeviceType::kCpu || append.index == attention.index))  // there is one CPU
+    return;
   const auto text = [](Device device) {
     return device.type == DeviceType::kCpu ? "cpu" : core::concat("cuda:", device.index);
   };

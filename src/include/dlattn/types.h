@@ -47,7 +47,7 @@ enum class DeviceType : std::int8_t { kCpu, kCuda };
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
-  int index = 0;
+  int index = 0;  // of the GPU; not read of the CPU
 };
 
 // Which keys a query may attend to. Query i stands at key position i + shift, shift = seqlen_k -
