@@ -1,13 +1,10 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
 #include <cstdint>
 
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
+#include "cuda/ptx/elements.cuh"
 #include "dlattn/types.h"
 
 // Shared by the launchers of all families: the element types and the launch.

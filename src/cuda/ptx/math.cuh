@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
+
+#include "cuda/ptx/elements.cuh"
 
 namespace dlattn::ptx {
 

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <type_traits>
+
+#include "cuda/ptx/elements.cuh"
 
 namespace dlattn::ptx {
 

@@ -1,12 +1,9 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/smem.cuh"
 
 // Matrix products of a warpgroup: 4 warps, the first of them with a number divisible by 4. They run

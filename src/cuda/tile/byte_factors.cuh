@@ -1,11 +1,10 @@
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include <cstdint>
 #include <cstring>
 
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/permute.cuh"
 

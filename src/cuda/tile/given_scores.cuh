@@ -1,11 +1,9 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/byte_factors.cuh"

@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include "cuda/forward/sm90_fp8/setup.cuh"
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/wgmma.cuh"

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <cstring>
 
 #include "core/problem/rounding.h"
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/permute.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"

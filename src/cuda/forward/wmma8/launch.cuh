@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_fp16.h>  // before ptx/elements.cuh, with whose types nvcc makes other code of it
+
 #include "core/problem/quantized.h"
 #include "cuda/forward/wmma8/int8.cuh"
 #include "cuda/forward/wmma8/kernel.cuh"

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "cuda/ptx/elements.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/row_max.cuh"
 #include "cuda/tile/scheduler.cuh"

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <cstring>
 
 #include "cuda/forward/wmma8/copy.cuh"
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/mma8.cuh"

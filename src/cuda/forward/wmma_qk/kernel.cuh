@@ -10,6 +10,8 @@
 // overwritten, one after they have landed. Within a warp: __syncwarp wherever lanes read what other
 // lanes wrote to the warp's rows of sS.
 
+#include <mma.h>  // before ptx/elements.cuh
+
 #include "cuda/forward/wmma_qk/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"

@@ -14,6 +14,8 @@
 // other stage. Within a warp: __syncwarp wherever lanes read or overwrite what other lanes wrote to
 // or read from the warp's rows of sS.
 
+#include <mma.h>  // before ptx/elements.cuh
+
 #include "cuda/forward/wmma_smem/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"

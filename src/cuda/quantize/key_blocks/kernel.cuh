@@ -13,13 +13,12 @@
 // Barriers: a __syncthreads after the list of what is to be done, one after means have been found,
 // which is when a sequence begins, and one for each largest magnitude.
 
-#include <cuda_fp16.h>
-
 #include <cstring>
 #include <type_traits>
 
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/elements.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/permute.cuh"
