@@ -4,7 +4,7 @@
 #   DLATTN_ARCHS, a CMake variable or in the environment:
 #     all      machine code for every GPU that the kernels know, and PTX for newer ones; what a release has
 #     native   machine code for the GPUs of this machine, and PTX for newer ones
-#     89;90    machine code for those, and PTX for the others
+#     89;90    machine code for those, and PTX for newer ones
 #     common   machine code for 8.9, of 9.0 the kernels that are for it alone, and PTX for all others
 #   none of them: native where there is a GPU, else common
 include_guard()
@@ -15,9 +15,10 @@ set(DLATTN_ALL_ARCHS 80 89 90 120)  # 8.6 and 8.7 run the code for 8.0
 # A release has machine code for all GPUs up to 9.0. Its PTX is for newer ones, and 8.9 is the nearest relative of most
 # of them: tensor cores too slow to feel an mbarrier (cuda/tile/stages.cuh).
 set(DLATTN_ALL_PTX 89-virtual)
-# A list lacks machine code for older GPUs too, so its PTX is for the oldest. It serves all: what the kernels ask
-# of __CUDA_ARCH__ is how stages are handed over (stages.cuh), which decides on speed alone, and for instructions of 8.9
-# and 9.0, which plans and launches use only where the code that runs has them (DeviceInfo::code, cuda/launch.cuh).
+# A list has the PTX of the oldest that it names, as native has: it takes no run of the compiler of its own. Where this
+# nvcc knows none of this machine's GPUs, PTX serves them all: what the kernels ask of __CUDA_ARCH__ is how stages are
+# handed over (stages.cuh), which decides on speed alone, and for instructions of 8.9 and 9.0, which plans and launches
+# use only where the code that runs has them (DeviceInfo::code, cuda/launch.cuh).
 set(DLATTN_OTHER_PTX ${DLATTN_MIN_ARCH}-virtual)
 # A machine without a GPU builds for another one: in few CPU seconds, and so that every GPU is served. Two kinds of PTX,
 # because 8.9 is the first that has fp8; only files with fp8 are compiled twice (dlattn_code_flags). Kernels for 9.0
@@ -215,10 +216,12 @@ function(dlattn_choose_archs variable nvcc)
     set(rest "DLATTN_ARCHS=all builds machine code for every GPU")
   endif()
   list(REMOVE_DUPLICATES chosen)
-  if(items STREQUAL "common" OR items STREQUAL "native")  # installed where it is built
+  list(SORT chosen COMPARE NATURAL)
+  list(LENGTH chosen num_chosen)
+  if(items STREQUAL "native" OR num_chosen LESS 2)  # installed where it is built, or in an image for one kind of GPU
     set(DLATTN_SMALL OFF PARENT_SCOPE)
   endif()
-  if(items STREQUAL "native" AND chosen)  # PTX that takes no run of the compiler of its own
+  if(chosen AND NOT items MATCHES "^(all|common)$")
     list(GET chosen 0 oldest)
     set(ptx ${oldest}-virtual)
   endif()

@@ -170,14 +170,14 @@ def test_all_is_what_this_compiler_knows(choose: Choose) -> None:
     [
         ("all", ALL),
         (" all ", ALL),
-        ("89", "89-real;80-virtual"),
-        ("8.9", "89-real;80-virtual"),
-        ("89;90", "89-real;90-real;80-virtual"),
-        ("89,90", "89-real;90-real;80-virtual"),
-        ("8.9 12.0", "89-real;120-real;80-virtual"),
-        ("90;89;90", "90-real;89-real;80-virtual"),
-        ("native;90", "86-real;90-real;80-virtual"),
-        ("86;native", "86-real;80-virtual"),
+        ("89", "89-real;89-virtual"),
+        ("8.9", "89-real;89-virtual"),
+        ("89;90", "89-real;90-real;89-virtual"),
+        ("89,90", "89-real;90-real;89-virtual"),
+        ("8.9 12.0", "89-real;120-real;89-virtual"),
+        ("90;89;90", "89-real;90-real;89-virtual"),
+        ("native;90", "86-real;90-real;86-virtual"),
+        ("86;native", "86-real;86-virtual"),
     ],
 )
 def test_list(choose: Choose, asked: str, expected: str) -> None:
@@ -186,9 +186,9 @@ def test_list(choose: Choose, asked: str, expected: str) -> None:
 
 def test_definition_goes_before_the_environment(choose: Choose) -> None:
     environment = {"DLATTN_ARCHS": "120"}
-    assert chosen(choose(["8.6"], environment=environment)) == "120-real;80-virtual"
+    assert chosen(choose(["8.6"], environment=environment)) == "120-real;120-virtual"
     result = choose(["8.6"], environment=environment, DLATTN_ARCHS="89;90")
-    assert chosen(result) == "89-real;90-real;80-virtual"
+    assert chosen(result) == "89-real;90-real;89-virtual"
 
 
 @pytest.mark.parametrize("asked", ["75", "7.5", "99", "sm_89", "90a", "89-real", "all", "common"])
@@ -234,7 +234,7 @@ def test_one_line_says_what_is_built_and_why(choose: Choose) -> None:
         "all). DLATTN_ARCHS=common, native, or a list as 89;90, builds for fewer in less time."
     )
     assert "(no GPU of compute capability 8.0 or later found)" in said(choose(["7.5"]))
-    assert "machine code for 8.9, 9.0 and PTX for 8.0 and later (DLATTN_ARCHS: 89, 90)" in said(
+    assert "machine code for 8.9, 9.0 and PTX for 8.9 and later (DLATTN_ARCHS: 89, 90)" in said(
         choose(["8.6"], DLATTN_ARCHS="89;90")
     )
 
@@ -247,6 +247,7 @@ def test_one_line_says_what_is_built_and_why(choose: Choose) -> None:
         ({"DLATTN_ARCHS": "native"}, False),
         ({"DLATTN_ARCHS": "all"}, True),
         ({"DLATTN_ARCHS": "89;90"}, True),
+        ({"DLATTN_ARCHS": "90"}, False),
         ({"CUDAARCHS": "89"}, True),
     ],
 )
