@@ -2,7 +2,8 @@
 
     python research/build_cost.py                          what a machine without a GPU builds
     python research/build_cost.py --archs 89 --only decode
-    python research/build_cost.py --write                  puts the table into docs/install.md
+    python research/build_cost.py --archs common 90 89     a column for each DLATTN_ARCHS
+    python research/build_cost.py --write                  puts these into docs/install.md
 
 Compiles everything anew in a temporary folder, without ccache, and takes as long. User and system
 time of the compilers, and of all that they start, are added. Needs GNU time.
@@ -25,6 +26,7 @@ DOCUMENT = ROOT / "docs" / "install.md"
 MARKS = ("<!-- generated: build cost -->\n", "<!-- end -->")
 PARTS = {"src/cuda/": "CUDA, host code", "src/core/": "core", "src/cpu/": "CPU backend"}
 BINDINGS = "Python module"
+WRITTEN = ("common", "90", "89")  # what the document has
 
 
 def part_of(source: str, families: Iterable[str]) -> str:
@@ -57,20 +59,40 @@ def read(log: str, families: Iterable[str]) -> dict[str, float]:
     return seconds
 
 
-def table(seconds: dict[str, float]) -> str:
-    """Operations first, each with its families, the dearest first."""
+def operations_of(seconds: dict[str, float]) -> dict[str, float]:
+    """CPU seconds by operation, or part of the host code."""
     operations: dict[str, float] = {}
     for part, cost in seconds.items():
         operation = part.split("/")[0]
         operations[operation] = operations.get(operation, 0) + cost
-    lines = ["| operation or part | CPU seconds | families |", "| --- | --- | --- |"]
-    for operation in sorted(operations, key=lambda name: -operations[name]):
-        of_it = {p.split("/")[1]: c for p, c in seconds.items() if p.startswith(f"{operation}/")}
+    return operations
+
+
+def column_name(archs: str) -> str:
+    names = {"common": "without a GPU", "OFF": "CPU alone"}
+    return names.get(archs) or "for " + re.sub(r"(\d)\b", r".\1", archs)
+
+
+def table(builds: dict[str, dict[str, float]]) -> str:
+    """A column for each build, by its architectures. Operations first, the dearest first, each with
+    the families of the first build."""
+    first = next(iter(builds.values()))
+    columns = [operations_of(seconds) for seconds in builds.values()]
+    names = sorted(
+        {name for column in columns for name in column}, key=lambda n: (-columns[0].get(n, 0), n)
+    )
+    lines = [
+        ["operation or part", *map(column_name, builds), "families"],
+        ["---"] * (len(builds) + 2),
+    ]
+    for operation in names:
+        of_it = {p.split("/")[1]: c for p, c in first.items() if p.startswith(f"{operation}/")}
         dearest = sorted(of_it, key=lambda name: -of_it[name])
         families = ", ".join(f"{name} {of_it[name]:.0f}" for name in dearest)
-        lines.append(f"| {operation} | {operations[operation]:.0f} | {families} |")
-    lines.append(f"| all | {sum(seconds.values()):.0f} | |")
-    return "\n".join(lines) + "\n"
+        costs = [f"{column.get(operation, 0):.0f}" for column in columns]
+        lines.append([operation, *costs, families])
+    lines.append(["all", *(f"{sum(column.values()):.0f}" for column in columns), ""])
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
 
 
 def build(archs: str, only: str, folder: Path) -> str:
@@ -99,14 +121,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--archs", default="common", help="DLATTN_ARCHS, or OFF for the CPU alone")
+    parser.add_argument(
+        "--archs", nargs="+", default=[], help="DLATTN_ARCHS, or OFF for the CPU alone"
+    )
     parser.add_argument("--only", default="", help="object files that match this expression")
     parser.add_argument("--write", action="store_true", help="put the table into docs/install.md")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        text = table(
-            read(build(arguments.archs, arguments.only, Path(folder)), families_of_sources())
-        )
+    builds = {}
+    for archs in arguments.archs or (WRITTEN if arguments.write else WRITTEN[:1]):
+        with tempfile.TemporaryDirectory() as folder:
+            log = build(archs, arguments.only, Path(folder))
+        builds[archs] = read(log, families_of_sources())
+    text = table(builds)
     print(text, end="")
     if arguments.write:
         before, _, rest = DOCUMENT.read_text().partition(MARKS[0])

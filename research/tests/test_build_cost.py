@@ -49,16 +49,18 @@ def test_every_generated_file_is_a_familys():
 
 
 def test_table_has_the_dearest_first():
-    lines = build_cost.table(build_cost.read(LOG, FAMILIES)).splitlines()
+    builds = {"common": build_cost.read(LOG, FAMILIES), "90": {"forward/wmma": 7.0, "core": 2.0}}
+    lines = build_cost.table(builds).splitlines()
+    assert lines[0] == "| operation or part | without a GPU | for 9.0 | families |"
     assert lines[2:5] == [
-        "| forward | 17 | wmma 11, wmma_smem 4, wmma8 2 |",
-        "| Python module | 7 |  |",
-        "| core | 4 |  |",
+        "| forward | 17 | 7 | wmma 11, wmma_smem 4, wmma8 2 |",
+        "| Python module | 7 | 0 | |",
+        "| core | 4 | 2 | |",
     ]
-    assert lines[-1] == "| all | 30 | |"
+    assert lines[-1] == "| all | 30 | 9 | |"
 
 
-def test_the_document_has_a_place_for_the_table():
-    text = build_cost.DOCUMENT.read_text()
-    start, end = build_cost.MARKS
-    assert text.count(start) == 1 and end in text.partition(start)[2]
+def test_columns_are_named_by_their_gpus():
+    names = ["common", "89", "89;120", "OFF"]
+    expected = ["without a GPU", "for 8.9", "for 8.9;12.0", "CPU alone"]
+    assert [build_cost.column_name(name) for name in names] == expected
