@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/operations/append.h"
+#include "core/operations/backward.h"
 #include "core/operations/forward.h"
 #include "core/operations/merge.h"
 #include "core/operations/quantize.h"
@@ -178,6 +179,7 @@ nb::tuple tensors_of(const core::Operands& table) {
 void register_support(nb::module_& module) {
   nb::dict operands;
   operands["forward"] = tensors_of(core::kForwardOperands);
+  operands["backward"] = tensors_of(core::kBackwardOperands);
   operands["append"] = tensors_of(core::kAppendOperands);
   operands["merge"] = tensors_of(core::kMergeOperands);
   operands["quantize"] = tensors_of(core::kQuantizeOperands);

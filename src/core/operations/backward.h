@@ -5,23 +5,30 @@
 
 namespace dlattn::core {
 
-// Tensors of the call of forward() are read; its own table has its sizes.
-#define OF_FORWARD(kind, name) #name, Kind::kind, offsetof(BackwardParams, forward.name), 0
+// A tensor of the call of forward(), whose table has its dimensions and sizes.
+constexpr Operand of_forward(std::string_view name, int traits = 0) {
+  Operand operand = *find(kForwardOperands, name);
+  operand.offset = static_cast<std::uint16_t>(offsetof(BackwardParams, forward) + operand.offset);
+  operand.c_offset = 0;
+  operand.traits = static_cast<std::uint16_t>(traits);
+  return operand;
+}
+
 #define FIELD(kind, name) DLATTN_FIELD(kind, BackwardParams, DlattnBackward, name)
 
 constexpr Operand kBackwardOperands[] = {
-    {OF_FORWARD(kTensor, q), "BSh d", Elements::kAny, kRequired},
-    {OF_FORWARD(kTensor, k), "CTg d", Elements::kAny, kRequired},
-    {OF_FORWARD(kTensor, v), "CTg e", Elements::kAny, kRequired},
-    {OF_FORWARD(kTensor, out), "BSh e", Elements::kAny, kRequired},
-    {OF_FORWARD(kTensor, lse), "Bh S", Elements::kFloat32, kRequired},
-    {OF_FORWARD(kTensor, bias), "bhst"},
-    {OF_FORWARD(kTensor, mask), "bhst", Elements::kBool},
-    {OF_FORWARD(kTensor, alibi_slopes), "bh", Elements::kFloat32},
-    {OF_FORWARD(kTensor, sinks), "h", Elements::kFloat32},
-    {OF_FORWARD(kList, cu_seqlens_q), " o", Elements::kInt32},
-    {OF_FORWARD(kList, cu_seqlens_k), " o", Elements::kInt32},
-    {OF_FORWARD(kList, seqused_k), " b", Elements::kInt32},
+    of_forward("q", kRequired),
+    of_forward("k", kRequired),
+    of_forward("v", kRequired),
+    of_forward("out", kRequired),
+    of_forward("lse", kRequired),
+    of_forward("bias"),
+    of_forward("mask"),
+    of_forward("alibi_slopes"),
+    of_forward("sinks"),
+    of_forward("cu_seqlens_q"),
+    of_forward("cu_seqlens_k"),
+    of_forward("seqused_k"),
     {FIELD(kTensor, dout), "BSh e"},
     {FIELD(kTensor, dlse), "BhS", Elements::kFloat32},
 
@@ -31,10 +38,9 @@ constexpr Operand kBackwardOperands[] = {
     {FIELD(kTensor, dbias), "bhst", Elements::kAny, kWritten | kSummed},
     {FIELD(kTensor, dalibi_slopes), "bh", Elements::kFloat32, kWritten | kSummed},
     {FIELD(kTensor, dsinks), "h", Elements::kFloat32, kWritten},
-    {OF_FORWARD(kList, workspace), " w", Elements::kByte, kWritten},
+    of_forward("workspace", kWritten),
 };
 #undef FIELD
-#undef OF_FORWARD
 
 inline Operands operands_of(const BackwardParams&) {
   return kBackwardOperands;

@@ -9,8 +9,9 @@
 #include "dlattn/tensor.h"
 
 // How the tensors and sizes of an operation are declared: each once, in the operation's table
-// (forward.h, append.h, merge.h, quantize.h beside this file). Checks of sizes, addresses, strides
-// and shared memory, the C API, the Python module and the faces for torch and JAX loop over it.
+// (forward.h, backward.h, append.h and others beside this file). Checks of sizes, addresses,
+// strides and shared memory, the C API, the Python module and the faces for torch and JAX loop over
+// it.
 namespace dlattn::core {
 
 enum class Kind : std::uint8_t {
