@@ -243,7 +243,7 @@ def main() -> int:
     paces, turns = paces_of(found, ADA)
     hopper_paces = {name: p for (_, name), p in paces_of(hopper, [measured_on])[0].items()}
     cases = []
-    for name in ("h200-sweep.json", "h200-seed.json"):
+    for name in ("h200-sweep.json", "h200-basic.json"):
         cases += calibrate.measured_cases(RESULTS / name)
     comparisons = calibrate.compare(cases, hopper, hopper_paces)
     published = calibrate.compare_published(args.published) if args.published else []

@@ -19,7 +19,7 @@ def write(path: Path, document: Any) -> Path:
 
 
 def test_compare(tmp_path: Path, capsys: Captured) -> None:
-    first = json.loads((RESULTS / "cpu-seed.json").read_text())
+    first = json.loads((RESULTS / "cpu-basic.json").read_text())
     ours = [result for result in first["results"] if result["ours"] and result["seconds"]]
     first["results"] = ours[:2]
     second = json.loads(json.dumps(first))
@@ -39,7 +39,7 @@ def test_compare(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_compare_refuses(tmp_path: Path, capsys: Captured) -> None:
-    document = json.loads((RESULTS / "cpu-seed.json").read_text())
+    document = json.loads((RESULTS / "cpu-basic.json").read_text())
     whole = write(tmp_path / "whole.json", document)
     empty = write(tmp_path / "empty.json", {**document, "results": []})
     other = write(tmp_path / "other.json", [])

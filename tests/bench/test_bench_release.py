@@ -46,8 +46,8 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(returncode=main([*command[3:], *more]))
 
     monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run))
-    small = module.Set("small", "small", "1/2"), module.Set("small", "small", "2/2")
-    of_parts = {1: small[:1], 2: small[1:], 3: (module.Set("basic", "seed"),)}
+    small = module.Set("small", "1/2"), module.Set("small", "2/2")
+    of_parts = {1: small[:1], 2: small[1:], 3: (module.Set("basic"),)}
     monkeypatch.setattr(module, "PARTS", of_parts)
     monkeypatch.setattr(dlattn, "info", lambda info=dlattn.info: info_of_a_cpu(info()))
     return module
@@ -73,9 +73,9 @@ def test_parts_are_measured_and_put_together(
         assert run(release, monkeypatch, tmp_path, "--part", part, *ABC) == 0
     assert run(release, monkeypatch, tmp_path, "--part", 3, *ABC) == 0
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["cpu-seed.1.json", "cpu-small.1.json", "cpu-small.2.json"]
+    assert found == ["cpu-basic.1.json", "cpu-small.1.json", "cpu-small.2.json"]
     gathered = record.gathered(list(tmp_path.glob("*.json")))
-    assert list(gathered) == ["cpu-seed", "cpu-small"]
+    assert list(gathered) == ["cpu-basic", "cpu-small"]
     assert len(gathered["cpu-small"]["results"]) == 12
     assert all(record.is_whole(document) for document in gathered.values())
 
