@@ -85,6 +85,16 @@ def test_fetch_content_refuses_a_project_in_c_alone(tmp_path: Path) -> None:
         configure(CONSUMER, tmp_path, DLATTN_SOURCE=ROOT, C_ALONE="ON")
 
 
+def test_fast_math_of_a_project_stays_out(tmp_path: Path) -> None:
+    """With it NaN passes every check of a number, and -inf hides no key."""
+    configure(ROOT, tmp_path, DLATTN_CUDA="OFF", CMAKE_CXX_FLAGS="-ffast-math")
+    commands = run("ninja", "-C", tmp_path, "-t", "commands", "dlattn").splitlines()
+    compiled = [words for words in map(str.split, commands) if "-ffast-math" in words]
+    assert len(compiled) > 50
+    for words in compiled:
+        assert words.index("-ffast-math") < words.index("-fno-fast-math")
+
+
 def test_consumer_of_python_package(tmp_path: Path) -> None:
     try:
         importlib.metadata.distribution("dlattn")
