@@ -98,16 +98,6 @@ inline double rounds_ns(const Walk& w, const Speed& speed, double num_sms, doubl
          w.mean * (rounds * per_key(resident) + (rest > 0 ? per_key(rest) : 0.0));
 }
 
-// The busiest SM's share of `work`, which `blocks` thread blocks have in all, one on an SM at a
-// time. Blocks of one length run in rounds. Of different ones the last SM ends with a part of one,
-// and the longest, whose work is `longest`, has an SM to itself.
-inline double busiest_share(const Walk& w, double work, double blocks, double longest,
-                            double num_sms) {
-  const double mean = work / std::max(blocks, 1.0);
-  if (w.longest > w.mean) return std::max(longest, work / num_sms + mean / 2.0);
-  return std::ceil(blocks / num_sms) * mean;
-}
-
 constexpr double kH200Rate = 4850.0;
 
 // Products of mma.sync per SM, in operations per nanosecond, by data sheet but for the H200, where

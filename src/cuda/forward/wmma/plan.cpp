@@ -34,7 +34,6 @@ struct Request {
   Packing packing = Packing::kAny;
 
   bool names_variant() const { return variant != kAnyVariant; }
-  bool admits(int each) const { return !names_variant() || variant == each; }
 };
 
 // A way to run a problem, and the time that it is predicted to take. It is infinite for none.
