@@ -103,6 +103,11 @@ CACHE_BUGS = (
     ),
     _sm90("boxes as long as pages", "p.page_size & -p.page_size", "p.page_size", TENSOR_BOX),
     _sm90("all boxes at the first rows", "+ lane_row * kBlockRowBytes", ""),
+    _sm90(
+        "pages of the first of several tiles",
+        "tiles.begin + left - 1 - lane_tile",
+        "tiles.begin + left - 1",
+    ),
     _sm90("lengths by the room", "if (params.seqused_k) work.seqlen_k", "if (false) work.seqlen_k"),
     _sm90(
         "the first tile of queries",

@@ -20,15 +20,17 @@ __device__ __forceinline__ tile::SequenceTile cached_tile(const AttentionParams&
   return work;
 }
 
-// As produce(), for keys in a cache, by two warps: the first one copies Q and K, the second one V.
-// Each lane copies boxes of a page, which it looks up before it waits for the stage.
+// As produce(), for keys in a cache, by two warps: the first one copies K, the second one Q and V,
+// whose first tile is wanted later than K's. A lane copies a box, which is of one page. All lanes
+// look up a page each at once, for several tiles, before the warp waits for the first one's stage:
+// what a producer computes for each tile slows down the consumers' warps beside it.
 template <int kHeadDim, int kHeadDimV, Variant kVariant>
 struct CachedProducer {
   static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   static constexpr int kBlockN = kShape.block_n;
   static constexpr int kBlockM = block_m(kShape);
   static constexpr int kWarps = 2;
-  static_assert(kBlockN / 8 <= 32, "a lane for each box");
+  static_assert(kBlockN / 8 <= 32 && 32 % (kBlockN / 8) == 0, "a lane for each box of a tile");
 
   const AttentionParams& params;
   const LaunchShape& shape;
@@ -37,13 +39,14 @@ struct CachedProducer {
   const bool values = threadIdx.x >= 32;  // whether the warp copies V
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int box_rows = cuda::page_box_rows(params, kBlockN);
-  const int lane_row = lane * box_rows;  // its box's first row of a tile, if below kBlockN
+  // Which of the tiles whose pages are looked up at once its box is of, and the box's first row.
+  const int lane_tile = lane * box_rows / kBlockN, lane_row = lane * box_rows % kBlockN;
   const int page_rows = values ? args.v_page_rows : args.k_page_rows;
   unsigned use = 0;        // of the stages of K or V
   unsigned query_use = 0;  // of those of Q
 
   __device__ __forceinline__ void run() {
-    ptx::prefetch_tensor_map(args.q);
+    if (values) ptx::prefetch_tensor_map(args.q);
     ptx::prefetch_tensor_map(values ? args.v : args.k);
     const tile::RoundRobin scheduler{shape, args.num_work_tiles};
     for (unsigned round = 0;; ++round) {
@@ -51,11 +54,11 @@ struct CachedProducer {
       if (index >= scheduler.count) break;
       const tile::SequenceTile work = cached_tile(params, shape, kBlockM, index);
       if (work.seqlen_q == 0) continue;
-      if (!values) copy_queries(work);
+      if (values) copy_queries(work);
       ++query_use;
       copy_keys(work);
     }
-    if (!values && lane == 0) {
+    if (values && lane == 0) {
       tile::wgmma::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
       shared.queries.begin_fill(query_use, 0);
     }
@@ -84,36 +87,50 @@ struct CachedProducer {
     const tile::Mask mask = tile::wgmma::position_mask(params, shape, work);
     const tile::Range seen = mask.any_row(first, last);
     const tile::Range tiles = tile::wgmma::visible_tiles(mask, first, last, kBlockN);
-    for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {
+    for (int left = tiles.end - tiles.begin; left > 0;) {
+      const int tile = tiles.begin + left - 1 - lane_tile;
       tile::VarlenBoxes box{};
-      if (lane_row < kBlockN) {
+      if (lane_tile < left) {
         const tile::CacheSource source(params, work.batch);
-        box = tile::page_box_of(source, seen, head_kv, work.seqlen_k, n * kBlockN + lane_row,
+        box = tile::page_box_of(source, seen, head_kv, work.seqlen_k, tile * kBlockN + lane_row,
                                 box_rows, page_rows);
       }
+      const int looked_up = min(32 * box_rows / kBlockN, left);
       if (values) {
         // Further columns are never stored.
         const int columns = static_cast<int>(params.head_dim_v);
-        copy(box, args.v, shared.values, shared.v(use), tile_bytes(kBlockN, columns), columns);
+        copy(box, looked_up, args.v, shared.values, shared.v(0), shared.kValueBytes,
+             tile_bytes(kBlockN, columns), columns);
       } else {
-        copy(box, args.k, shared.keys, shared.k(use), shared.kKeyBytes, kHeadDim);
+        copy(box, looked_up, args.k, shared.keys, shared.k(0), shared.kKeyBytes, shared.kKeyBytes,
+             kHeadDim);
       }
+      left -= looked_up;
     }
   }
 
-  // The lane's box to its rows of a stage. `bytes`: those of all lanes.
+  // Fills a stage with each of `tiles` tiles, by the lanes that have their boxes. `bytes`: those of
+  // a tile.
   template <typename Stages>
-  __device__ __forceinline__ void copy(const tile::VarlenBoxes& box, const ptx::TensorMap& map,
-                                       const Stages& stages, ptx::SmemAddress to, int bytes,
-                                       int columns) const {
-    if (lane == 0) stages.begin_fill(use, bytes);
-    __syncwarp();  // the stage is empty, and its barrier expects the boxes
-    if (lane_row >= kBlockN) return;
+  __device__ __forceinline__ void copy(const tile::VarlenBoxes& box, int tiles,
+                                       const ptx::TensorMap& map, const Stages& stages,
+                                       ptx::SmemAddress to, int stage_bytes, int bytes,
+                                       int columns) {
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i, ++use) {
+      stages.wait_empty(use);
+      const bool own = i == lane_tile;
+      if (own && lane_row == 0) ptx::mbarrier_arrive_expect_tx(stages.full_barrier(use), bytes);
+      __syncwarp();  // the stage's barrier expects the boxes
+      if (own) {
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-      if (d < columns) {
-        box.load(to + tile_bytes(kBlockN, d) + lane_row * kBlockRowBytes, map,
-                 stages.full_barrier(use), d, 0);
+        for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+          if (d < columns) {
+            box.load(to + stages.stage(use) * stage_bytes + tile_bytes(kBlockN, d) +
+                         lane_row * kBlockRowBytes,
+                     map, stages.full_barrier(use), d, 0);
+          }
+        }
       }
     }
   }
