@@ -6,7 +6,7 @@ Each case is timed over contiguous keys (`attention`), and by each kernel asked 
 without pages and over pages of 16, 64 and 256 keys in random order (`attention_with_kvcache`), by
 replays of CUDA graphs. They take short turns in an order that is shuffled each time: at a card's
 power limit the clock follows what ran before, and a kernel that always came after one that needs
-less power would seem faster by up to 3%. `decode` has pages of 64 alone. A ratio is the time over
+less power would seem faster by up to 4%. `decode` has pages of 64 alone. A ratio is the time over
 contiguous keys divided by that over pages: 1 says that pages cost nothing. Contiguous keys timed a
 second time, `again`, tell how much is noise. Needs a GPU and torch.
 """
