@@ -286,6 +286,35 @@ DECODE_BUGS = (
         "static_cast<unsigned>(part_tiles_);",
         "0;",
     ),
+    # Lengths before the wait.
+    _decode("lengths not confirmed", "kernel.cuh", "now.is(lists)", "true"),
+    _decode("lengths of before the wait again", "kernel.cuh", "lists = now;", ""),
+    _decode(
+        "lengths of the lane alone confirmed",
+        "sequence.cuh",
+        "__all_sync(tile::kFullMask, used == other.used && start == other.start)",
+        "used == other.used && start == other.start",
+    ),
+    _decode("keys in use not confirmed", "sequence.cuh", "used == other.used &&", ""),
+    _decode("queries not confirmed", "sequence.cuh", " && start == other.start", ""),
+    _decode(
+        "queries up to the own start",
+        "sequence.cuh",
+        "__shfl_sync(tile::kFullMask, row, sequence + 1)",
+        "begin",
+    ),
+    _decode(
+        "an only sequence's queries in one lane",
+        "sequence.cuh",
+        "__shfl_sync(tile::kFullMask, row, sequence);",
+        "row;",
+    ),
+    _decode(
+        "row blocks of the first lengths again",
+        "schedule.cuh",
+        "if (!kKeepsLane || looked_at > 32 || !again)",
+        "if (looked_at > 32 || again)",
+    ),
     _decode("starts where sequences end", "schedule.cuh", "before + sum - own;", "before + sum;"),
     _decode(
         "starts of 32 sequences again",

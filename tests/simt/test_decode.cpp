@@ -233,6 +233,12 @@ std::vector<DecodeCase> cases() {
       {{3, 400, 128, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{400, 257}, 7}, {3}, 0, 256},
       {{1, 300, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{300, 129}}, {2}, 0, 128},
       {{1, 300, 128, kCausal, 2, 1}, {}, {2}, 2},
+      // Queries of variable length: of an only sequence, of several, without lengths of keys.
+      {simt::varlen_queries({1, 90, 64, kCausal, 2, 1}, {2}), {{78}, 16}},
+      {simt::varlen_queries({1, 300, 64, kCausal, 4, 2}, {2, 0, 9}), {{300, 60, 129}, 16}, {0, 5}},
+      {simt::varlen_queries({1, 200, 128, kCausal, 4, 1}, {1, 8}),
+       {{200, 200}, 0, {}, {}, false},
+       {0, 3}},
       // No sequence is as the first one, without lengths too.
       {{1, 300, 64, kFull, 2, 1, Layout::kBshd, 0, 3},
        {{300, 300, 300}, 0, {}, {170, 0, 3}, false}},

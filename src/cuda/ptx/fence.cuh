@@ -14,4 +14,12 @@ __device__ __forceinline__ void see_as_grid_ahead() {
 #endif
 }
 
+// PTX ISA, "Data Movement and Conversion Instructions: ld", with .relaxed.gpu. A number that a grid
+// ahead may be writing meanwhile: some value that it has had, from L2.
+__device__ __forceinline__ int load_relaxed(const int* from) {
+  int x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
 }  // namespace dlattn::ptx

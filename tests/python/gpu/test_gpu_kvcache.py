@@ -297,11 +297,26 @@ def test_pages_and_entries_that_there_are_not(kernel: str) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_varlen_queries(layout: str, page_size: int, kernel: str) -> None:
-    lengths_q, lengths = (1, 0, 20, 1, 7), (30, 5, 45, 1, 7)
-    problem = Problem(Cache(lengths, page_size, layout=layout, capacity=64, dtype="float16"))
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths", "dim"),
+    [
+        ((1, 0, 20, 1, 7), (30, 5, 45, 1, 7), 64),
+        ((2,), (58,), 64),  # an only sequence
+        ((8,), (61,), 128),
+    ],
+)
+def test_varlen_queries(
+    lengths_q: tuple[int, ...],
+    lengths: tuple[int, ...],
+    dim: int,
+    layout: str,
+    page_size: int,
+    kernel: str,
+) -> None:
+    cache = Cache(lengths, page_size, head_dim=dim, head_dim_v=dim, layout=layout, capacity=64)
+    problem = Problem(dataclasses.replace(cache, dtype="float16"))
     arrays = problem.arrays(convert)
-    q = normal(sum(lengths_q), 4, 64, seed=6, dtype="float16")
+    q = normal(sum(lengths_q), 4, dim, seed=6, dtype="float16")
     if layout == "bhsd":
         q = np.ascontiguousarray(q.swapaxes(0, 1))
     starts = np.cumsum([0, *lengths_q]).astype(np.int32)

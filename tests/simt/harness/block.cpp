@@ -599,6 +599,10 @@ void wait_for_grids_ahead() {
   tsan_acquire(&ahead_end);
 }
 
+bool grids_ahead_are_over() {
+  return current->grids_ahead_over;
+}
+
 void check_global_access() {
   if (!current->grids_ahead_over)
     die("an access to global memory before the wait for the grids ahead");

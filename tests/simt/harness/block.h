@@ -88,7 +88,8 @@ void arrive_at_barrier(int id, int count);
 // griddepcontrol.wait: what the grid ahead does is ordered before what follows. Every thread of a
 // launch with one must call it, and access no global memory before.
 void wait_for_grids_ahead();
-void check_global_access();  // that the caller may
+bool grids_ahead_are_over();  // as far as the caller knows
+void check_global_access();   // that the caller may
 // griddepcontrol.launch_dependents, after the wait alone: so at most two grids overlap.
 void let_next_grid_start();
 

@@ -64,12 +64,15 @@ struct Consumer {
         first_row(m0 + row_group * 16),
         mask(lengths.mask(params, shape)) {}
 
-  __device__ __forceinline__ void run() const {
+  // `is_ahead`: whether the grid ahead may still run. confirm() waits for it; if it then says that
+  // the segment is not the warp's, nothing has been done, and false is returned.
+  template <typename Confirm>
+  __device__ __forceinline__ bool run(bool is_ahead, Confirm confirm) const {
     Rows rows;
     const Producer producer(params, shape, segment,
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
-    if (asks()) producer.ask_for_first();
-    begin_access();
+    if (is_ahead && asks()) producer.ask_for_first();
+    if (!confirm()) return false;
     if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
     int stage = 0, next_page = kScarce ? 0 : producer.page(0);
 #pragma unroll 1
@@ -101,15 +104,16 @@ struct Consumer {
     }
     leave_part(rows);
     add_up();
+    return true;
   }
 
  private:
   // Whether the group's first keys are asked for before the wait: where parts have so few that the
-  // grid ahead has read its own by then, and the host knows where they lie.
+  // grid ahead has read its own by then, and it needs no page to know where they lie.
   __device__ __forceinline__ bool asks() const {
     constexpr int kFewTiles = 4;
-    return ptx::kStartsEarly && !kPaged && kHeadDim == 128 && !kBytes && shape.uniform &&
-           shape.cluster_log2 == 0 && segment.count <= kFewTiles;
+    return ptx::kStartsEarly && !kPaged && kHeadDim == 128 && !kBytes && shape.cluster_log2 == 0 &&
+           segment.count <= kFewTiles;
   }
 
   // Where a row of Q lies.

@@ -27,19 +27,47 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   static_assert(kPaged || !kGeneral);
   constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
   // Lengths and entries may be what the grid ahead computes. Without any, and where registers
-  // allow, what is known before is worked out before.
+  // allow, what is known before is worked out before, and by few lengths as a guess.
   constexpr bool kAhead = kHeadDim <= 128;
   if (!shape.uniform) ask_for_lists(params, shape);
-  if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
-  DecodeSchedule<block_m(kShape), block_n(kShape)> units(params, shape);
-#pragma unroll 1
-  for (;;) {
-    const Segment segment = units.next();
-    if (segment.is_none()) break;
-    const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
-        params, shape, segment, Lengths(params, segment.sequence));
-    consumer.run();
+  using Units = DecodeSchedule<block_m(kShape), block_n(kShape)>;
+  const bool guesses = kAhead && ListsOfLane::serves(params, shape);
+  ListsOfLane lists;
+  if (guesses) {
+    lists = ListsOfLane::read(params);
+  } else if (!kAhead || !shape.uniform || params.cache_batch_idx) {
+    begin_access();
   }
+  Units units(params, shape, false);
+  bool guessed = guesses, done = false;
+  // Waits, and tells whether the lengths are those that the work was found by; else a warp begins
+  // again. Warps of a block may have guessed differently: until then they share nothing.
+  const auto confirm = [&] {
+    begin_access();
+    if (!guessed) return true;
+    guessed = false;
+    const ListsOfLane now = ListsOfLane::read(params);
+    const bool right = now.is(lists);
+    lists = now;
+    return right;
+  };
+#pragma unroll 1
+  do {
+    units.begin(guesses ? lists.lengths(params) : units.of_lane());
+#pragma unroll 1
+    for (;;) {
+      const Segment segment = units.next();
+      if (segment.is_none()) {
+        done = confirm();
+        break;
+      }
+      const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
+          params, shape, segment,
+          guesses ? lists.of_sequence(params, segment.sequence)
+                  : Lengths(params, segment.sequence));
+      if (!consumer.run(shape.uniform || guessed, confirm)) break;
+    }
+  } while (!done);
   begin_access();  // of blocks that have nothing to do
   // By the block that has least to do.
   if (!shape.whole && !shape.uniform && blockIdx.x == gridDim.x - 1) units.write_starts();

@@ -63,7 +63,11 @@ struct RowBlocks {
   template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
                                                  int sequence) {
-    const Lengths lengths(p, sequence);
+    return of<kBlockM, kBlockN, kPairs>(p, shape, Lengths(p, sequence));
+  }
+  template <int kBlockM, int kBlockN, bool kPairs = false>
+  __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
+                                                 const Lengths& lengths) {
     const int rows = lengths.rows(shape);
     const tile::Range tiles =
         tiles_of(lengths.mask(p, shape).any_row(0, max(rows - 1, 0)), kBlockN);
@@ -181,20 +185,37 @@ class DecodeSchedule {
   // Whether an only sequence is found without a search. Not where registers are scarce, as they are
   // where tiles have so few keys.
   static constexpr bool kFindsOnly = kBlockN > 32;
+  // Whether each lane keeps the row blocks of one of up to 32 sequences until its block's first one
+  // is found.
+  static constexpr bool kKeepsLane = !kPairs;
 
   __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape,
                                             bool counts = true)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
-    if (!counts) return;
-    total_ = count();
-    const unsigned per = per_block(total_, shape);
+    if (counts) begin(of_lane());
+  }
+  __device__ __forceinline__ static RowBlocks of(const AttentionParams& p, const DecodeShape& shape,
+                                                 const Lengths& lengths) {
+    return RowBlocks::of<kBlockM, kBlockN, kPairs>(p, shape, lengths);
+  }
+  // The lengths of the lane's sequence, or of the last one.
+  __device__ __forceinline__ Lengths of_lane() const {
+    return Lengths(p_, shape_.uniform ? 0 : min(lane_, sequences() - 1));
+  }
+
+  // Begins, or begins again, with the lengths of each lane's sequence.
+  __device__ __forceinline__ void begin(const Lengths& of_lane) {
+    sequence_ = -1;
+    before_ = 0;
+    total_ = count(of_lane);
+    const unsigned per = per_block(total_, shape_);
     unit_ = min(index() * per, total_);
     end_ = min(unit_ + per, total_);
   }
 
   // As the combine kernel needs it, of up to 32 sequences.
   __device__ __forceinline__ Partition of_sequence(int sequence) const {
-    const unsigned own = lane_ < sequence ? units(of(lane_)) : 0;
+    const unsigned own = lane_ < sequence ? units(blocks_) : 0;
     return {part_tiles_, total_, __reduce_add_sync(tile::kFullMask, own)};
   }
 
@@ -291,7 +312,7 @@ class DecodeSchedule {
 
   __device__ __forceinline__ int sequences() const { return static_cast<int>(p_.batch_size); }
   __device__ __forceinline__ RowBlocks of(int sequence) const {
-    return RowBlocks::of<kBlockM, kBlockN, kPairs>(p_, shape_, sequence);
+    return of(p_, shape_, Lengths(p_, sequence));
   }
   __device__ __forceinline__ unsigned units(const RowBlocks& blocks) const {
     return blocks.count(p_) *
@@ -309,16 +330,17 @@ class DecodeSchedule {
   // The units of all sequences, when it is decided by their lengths what a unit is. Every thread
   // block does this before its first copy. Afterwards blocks_ are those of an only sequence, or of
   // each if they are alike.
-  __device__ __forceinline__ unsigned count() {
+  __device__ __forceinline__ unsigned count(Lengths lengths) {
     const int looked_at = shape_.uniform ? 1 : sequences();
     bool decides = !shape_.uniform && !shape_.whole && !is_split(shape_);
     part_tiles_ = decides ? 0 : shape_.part_tiles;
 #pragma unroll 1
-    for (;;) {
+    for (bool again = false;; again = true) {
       unsigned row_blocks = 0, tiles = 0, most = 0, total = 0;
 #pragma unroll 1
       for (int base = 0; base < looked_at; base += 32) {
-        blocks_ = of(min(base + lane_, looked_at - 1));
+        if (!kKeepsLane || looked_at > 32) lengths = Lengths(p_, min(base + lane_, looked_at - 1));
+        if (!kKeepsLane || looked_at > 32 || !again) blocks_ = of(p_, shape_, lengths);
         const bool exists = base + lane_ < looked_at;
         const unsigned own = exists && blocks_.tiles > 0 ? blocks_.count(p_) : 0;
         const unsigned each = exists ? static_cast<unsigned>(blocks_.tiles) : 0;
@@ -352,7 +374,10 @@ class DecodeSchedule {
     }
 #pragma unroll 1
     for (int base = last + 1; sequence_ == last; base += 32) {
-      const RowBlocks own = of(min(base + lane_, sequences() - 1));
+      // The first time, of few sequences, each lane has those of one.
+      RowBlocks own = blocks_;
+      if (!kKeepsLane || last >= 0 || sequences() > 32)
+        own = of(min(base + lane_, sequences() - 1));
       const unsigned count = base + lane_ < sequences() ? units(own) : 0;
       const unsigned sum = inclusive_sum(count);
       const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
