@@ -286,6 +286,13 @@ DECODE_BUGS = (
         "static_cast<unsigned>(part_tiles_);",
         "0;",
     ),
+    _decode(
+        "parts left to be added up taken for none",
+        "schedule.cuh",
+        "static_cast<int>(most) <= part_tiles_ &&",
+        "",
+    ),
+    _decode("rows without keys taken for done", "schedule.cuh", "&& least > 0;", ";"),
     # Lengths before the wait.
     _decode("lengths not confirmed", "kernel.cuh", "now.is(lists)", "true"),
     _decode("lengths of before the wait again", "kernel.cuh", "lists = now;", ""),
@@ -325,7 +332,7 @@ DECODE_BUGS = (
     _decode(
         "end of the last sequence not written",
         "schedule.cuh",
-        "shape_.starts[sequences()] = before;",
+        "shape_.starts[sequences()] = is_complete_ ? Partition::kComplete : before;",
         "",
     ),
     _decode(
@@ -442,10 +449,25 @@ DECODE_BUGS = (
     _decode(
         "groups' sums not added up",
         "combine.cuh",
-        "all = RunningSum::of(of_groups, x);",
-        ";",
+        "store(RunningSum::of(of_groups, x), of_values);",
+        "store(sum, of_values);",
     ),
-    _decode("one row of several", "combine.cuh", "index += gridDim.x", "index = rows"),
+    _decode("one row of several", "combine.cuh", "item += gridDim.x", "item = items"),
+    _decode(
+        "parts of a row alone in other bits",
+        "combine.cuh",
+        "adder.template add_up_few<kFewParts>();",
+        "adder.add_up();",
+    ),
+    _decode(
+        "the first half of few parts again", "combine.cuh", "out += kHalf * next()", "out += 0"
+    ),
+    _decode(
+        "parts of a row by those who do not share it",
+        "combine.cuh",
+        "kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / kLanes",
+        "static_cast<int>(threadIdx.x) / kLanes",
+    ),
     # How parts of a block's groups add up, and results.
     _decode(
         "groups of one weight",

@@ -97,6 +97,9 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
 inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
   return ::simt::reduce(mask, x, [](unsigned a, unsigned b) { return a < b ? b : a; });
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned x) {
+  return ::simt::reduce(mask, x, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
 
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return ::simt::vote("__ballot_sync", mask, predicate != 0);

@@ -124,6 +124,19 @@ Choice fastest(const ClusterPartition& partition, const Options& options) {
   return best;
 }
 
+// The thread blocks that add up `pieces` of rows.
+std::int64_t combine_grid(std::int64_t pieces, const DeviceInfo& device, int head_dim_tile) {
+  const std::int64_t sms = std::max(device.num_sms, 1), room = kCombineBlocks * sms;
+  const std::int64_t side_by_side = rows_side_by_side(head_dim_tile);
+  // Few rows may have many parts each, many have few.
+  constexpr std::int64_t kOfSM = 4;
+  const std::int64_t of_one = core::ceil_div(pieces, combine_blocks(head_dim_tile) * side_by_side);
+  if (side_by_side > 1 && pieces > kOfSM * sms) return std::min(of_one, room);
+  // No more thread blocks than there is room for at once: others would begin late.
+  const std::int64_t rounds = std::max<std::int64_t>(core::ceil_div(pieces, room), 1);
+  return core::ceil_div(pieces, rounds);
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile, requested = requested_variant(options.variant);
@@ -172,10 +185,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (rows > core::kMaxGrid)
     return refuse(why, "batch_size x num_heads x seqlen_q is more than ",
                   core::kMaxGrid / combine_blocks(tile));
-  // No more thread blocks than there is room for at once: others would begin late.
-  const std::int64_t room = std::int64_t{kCombineBlocks} * std::max(device.num_sms, 1);
-  const std::int64_t rounds = std::max<std::int64_t>(core::ceil_div(rows, room), 1);
-  plan->after[plan->num_after++] = combine_launch(*plan, core::ceil_div(rows, rounds));
+  plan->after[plan->num_after++] = combine_launch(*plan, combine_grid(rows, device, tile));
   return true;
 }
 

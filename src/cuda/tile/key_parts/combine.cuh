@@ -2,11 +2,11 @@
 
 // Adds up the parts of rows of out that several thread blocks have left in the workspace.
 //
-// A thread block per row of out, or per 128 columns of it, or for several of these one after the
-// other, where there are more than the device has room for at once. Its threads form groups, each
-// of which has these columns, four a thread, of every so many-th part; at the end the groups' sums
-// are added up in shared memory. Rows that one thread block had all keys of are done already, and
-// rows that see no key get their result here.
+// A thread block per piece of a row of out (combine_columns()), or for several of these, side by
+// side or one after the other, where there are many. Its threads form groups, each of which has
+// these columns, four a thread, of every so many-th part; at the end the groups' sums are added up
+// in shared memory. Rows that one thread block had all keys of are done already, and rows that see
+// no key get their result here.
 
 #include "cuda/ptx/fence.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
@@ -38,6 +38,8 @@ struct PartsOfRow {
   unsigned to_first = 0;        // so many parts behind its number the first one lies
   int row_of_block = 0;
   int pair_log2 = 0, rank = 0;  // of row blocks side by side
+
+  __device__ __forceinline__ int count() const { return static_cast<int>(end - first); }
 
   template <int kBlockM, int kBlockN, bool kPairs = false>
   __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
@@ -82,7 +84,8 @@ struct PartsOfRow {
 // kLanes lanes a group, and each group every so many-th part. What needs no memory is worked out
 // when it is made, which may be before the wait for the grid ahead; then one round trip to memory
 // brings all that several parts a group have.
-template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes, bool kPairs = false>
+template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes, bool kPairs = false,
+          int kGroups = kCombineThreads / kLanes>
 class RowOfParts {
  public:
   __device__ __forceinline__ RowOfParts(const AttentionParams& params, const DecodeShape& shape,
@@ -92,7 +95,7 @@ class RowOfParts {
         shape_(shape),
         row_(row),
         parts_(parts),
-        group_(static_cast<int>(threadIdx.x) / kLanes),
+        group_(kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / kLanes),
         lane_(static_cast<int>(threadIdx.x) % kLanes),
         column_(first_column + lane_ * 4),
         to_(params, row.sequence, row.head, row.query) {
@@ -129,8 +132,9 @@ class RowOfParts {
       sum.add(of_lane, x, count);
     }
     sum.row.row_sum = tile::reduce_sum<kAtOnce>(sum.row.row_sum);
-    RunningSum all = sum;
-    if constexpr (kGroups > 1) {
+    if constexpr (kGroups == 1) {
+      store(sum, of_values);
+    } else {
       // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
       auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
       auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
@@ -145,8 +149,60 @@ class RowOfParts {
         of_groups[g] = stats[g];
         tile::load(x[g], sums[g * kLanes + lane_].x);
       }
-      all = RunningSum::of(of_groups, x);
+      store(RunningSum::of(of_groups, x), of_values);
     }
+  }
+
+  // The same of up to kMost parts by a group alone, with the bits that as many groups have of a
+  // part each (RunningSum::of()): whatever the batch is, a row's parts are added up alike.
+  template <int kMost>
+  __device__ __forceinline__ void add_up_few() {
+    static_assert(kGroups == 1 && kMost == kAtOnce);
+    const float of_values = value_scale<kKeyBytes>(
+        params_, row_.sequence, row_.head / static_cast<int>(shape_.packed_heads.divisor()));
+    const int count = parts_.count();
+    PartStats of_lane = {-INFINITY, 0.0f};
+    if (lane_ % kMost < count) of_lane = *first_stats_;
+    RunningSum sum;
+    const float* out = out_;
+    // Half of them at a time, as registers are few.
+    constexpr int kHalf = kMost / 2;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kHalf) {
+      float x[kHalf][4] = {};
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        if (first + i < count)
+          tile::load(x[i], first + i == 0 ? first_out_ : out + i * next() * kColumns);
+      }
+      if (first == 0) {
+        sum.row.row_max = tile::reduce_max<kMost>(of_lane.row_max);
+        of_lane.row_max = sum.row.probability(of_lane.row_max, 1.0f);
+      }
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        const float weight = __shfl_sync(tile::kFullMask, of_lane.row_max, first + i, kMost);
+        const float row_sum = __shfl_sync(tile::kFullMask, of_lane.row_sum, first + i, kMost);
+        sum.row.row_sum = fmaf(weight, row_sum, sum.row.row_sum);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum.acc[e] = fmaf(weight, x[i][e], sum.acc[e]);
+      }
+      out += kHalf * next() * kColumns;
+    }
+    store(sum, of_values);
+  }
+
+ private:
+  static constexpr int kColumns = out_columns(kHeadDim);
+  // Parts of a group at once: 32 of all groups, and 8 of an only one.
+  static constexpr int kAtOnce = kGroups == 1 ? 8 : 32 / kGroups;
+
+  // Rows from one of a group's parts to the next.
+  __device__ __forceinline__ int next() const {
+    return kGroups * kBlockM << (kPairs ? parts_.pair_log2 : 0);
+  }
+
+  __device__ __forceinline__ void store(const RunningSum& all, float of_values) const {
     const auto result = [&] {
       return finalize({all.row.row_max, all.row.row_sum}, to_.sink, of_values);
     };
@@ -158,16 +214,6 @@ class RowOfParts {
                  shape_.store_bytes);
     }
     if (to_.lse && column_ == 0) *to_.lse = result().lse;  // its logarithm is worked out here alone
-  }
-
- private:
-  // Parts of a group at once: 32 of all groups.
-  static constexpr int kGroups = kCombineThreads / kLanes, kAtOnce = kLanes < 32 ? 4 : 8;
-  static constexpr int kColumns = out_columns(kHeadDim);
-
-  // Rows from one of a group's parts to the next.
-  __device__ __forceinline__ int next() const {
-    return kGroups * kBlockM << (kPairs ? parts_.pair_log2 : 0);
   }
 
   const AttentionParams& params_;
@@ -201,21 +247,58 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
   const bool waits = shape.uniform || counts;
   if (!waits) ptx::wait_for_grids_ahead();
   const DecodeSchedule<kBlockM, kBlockN> schedule(params, shape, counts);
-  unsigned index = blockIdx.x;  // there is a row for each thread block
+  const bool nothing = counts ? schedule.is_complete() : Partition::is_complete(params, shape);
+  // Where there are fewer blocks than pieces of rows, a block has several rows side by side, each
+  // by threads of its own, and those of many parts by all of them afterwards. Rows that it has at a
+  // time are far from each other, as those of a long sequence are neighbours.
+  constexpr int kLanes = kHeadDim / 4, kRows = rows_side_by_side(kHeadDim);
+  // As many as there are groups for a piece: so a row has the same bits wherever it is added up.
+  constexpr int kFewParts = kCombineThreads / (kColumns / 4);
+  const auto pieces = static_cast<unsigned>(rows_to_combine(params, kHeadDim));
+  const unsigned rows = pieces / kBlocks;
+  const bool beside = kRows > 1 && gridDim.x < pieces;
+  const unsigned items = beside ? (rows + kRows - 1) / kRows : pieces;
+  // Behind what a row's sums take.
+  auto* const of_rows = reinterpret_cast<PartsOfRow*>(ptx::dynamic_smem() + kCombineThreads * 20);
+  static_assert(kCombineThreads * 20 + kRows * sizeof(PartsOfRow) <= combine_smem_bytes());
 #pragma unroll 1
-  do {
-    const CombinedRow row(params, index / kBlocks);
-    const PartsOfRow parts =
+  for (unsigned item = blockIdx.x; item < items && !nothing; item += gridDim.x) {
+    const unsigned index = beside ? item + threadIdx.x / kLanes * items : item / kBlocks;
+    CombinedRow row(params, min(index, rows - 1));
+    PartsOfRow parts =
         PartsOfRow::of<kBlockM, kBlockN>(params, shape, row,
                                          counts ? schedule.of_sequence(row.sequence)
                                                 : Partition::written(params, shape, row.sequence));
-    RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4> adder(
-        params, shape, row, parts, static_cast<int>(index % kBlocks) * kColumns);
-    if (waits) ptx::wait_for_grids_ahead();
-    if (!parts.is_done) adder.add_up();
-    __syncthreads();  // the next row's sums come to the same memory
-    index += gridDim.x;
-  } while (index < static_cast<unsigned>(rows_to_combine(params, kHeadDim)));
+    unsigned piece = item % kBlocks, end = piece + 1;
+    if (beside) {
+      if (index >= rows) parts.is_done = true;
+      const bool few = parts.count() <= kFewParts;
+      if (threadIdx.x % kLanes == 0) of_rows[threadIdx.x / kLanes] = parts;
+      __syncthreads();
+      if constexpr (kRows > 1) {
+        RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kLanes, false, 1> adder(params, shape, row,
+                                                                            parts, 0);
+        ptx::wait_for_grids_ahead();
+        if (!parts.is_done && few) adder.template add_up_few<kFewParts>();
+      }
+      piece = 0, end = kRows * kBlocks;
+    }
+#pragma unroll 1
+    for (; piece < end; ++piece) {
+      if (beside) {
+        parts = of_rows[piece / kBlocks];
+        if (parts.is_done || parts.count() <= kFewParts) continue;
+        row = CombinedRow(params, item + piece / kBlocks * items);
+      }
+      RowOfParts<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4> adder(
+          params, shape, row, parts, static_cast<int>(piece % kBlocks) * kColumns);
+      if (waits) ptx::wait_for_grids_ahead();
+      if (!parts.is_done) adder.add_up();
+      __syncthreads();  // the next row's sums come to the same memory
+    }
+    __syncthreads();
+  }
+  ptx::wait_for_grids_ahead();
 }
 
 // The same where a KV head has many rows, and row blocks of which one thread block had all keys are

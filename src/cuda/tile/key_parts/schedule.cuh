@@ -162,6 +162,13 @@ struct Partition {
     return {static_cast<int>(shape.starts[p.batch_size + 1]), shape.starts[p.batch_size],
             shape.starts[sequence]};
   }
+  // Whether every row block is one part and has keys, as is written in place of the total: nothing
+  // is left to be added up.
+  static constexpr std::uint32_t kComplete = 0xffffffff;
+  __device__ __forceinline__ static bool is_complete(const AttentionParams& p,
+                                                     const DecodeShape& shape) {
+    return !shape.uniform && shape.starts[p.batch_size] == kComplete;
+  }
   // `blocks`: those of the sequence.
   __device__ __forceinline__ void set_blocks(const AttentionParams& p, const DecodeShape& shape,
                                              const RowBlocks& blocks, int sequence, int begin) {
@@ -186,7 +193,7 @@ class DecodeSchedule {
   // where tiles have so few keys.
   static constexpr bool kFindsOnly = kBlockN > 32;
   // Whether each lane keeps the row blocks of one of up to 32 sequences until its block's first one
-  // is found.
+  // is found, and whether anything is left to be added up is told.
   static constexpr bool kKeepsLane = !kPairs;
 
   __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape,
@@ -213,6 +220,7 @@ class DecodeSchedule {
     end_ = min(unit_ + per, total_);
   }
 
+  __device__ __forceinline__ bool is_complete() const { return is_complete_; }
   // As the combine kernel needs it, of up to 32 sequences.
   __device__ __forceinline__ Partition of_sequence(int sequence) const {
     const unsigned own = lane_ < sequence ? units(blocks_) : 0;
@@ -231,7 +239,7 @@ class DecodeSchedule {
       before += __shfl_sync(tile::kFullMask, sum, 31);
     }
     if (lane_ > 0) return;
-    shape_.starts[sequences()] = before;
+    shape_.starts[sequences()] = is_complete_ ? Partition::kComplete : before;
     shape_.starts[sequences() + 1] = static_cast<unsigned>(part_tiles_);
   }
 
@@ -336,7 +344,7 @@ class DecodeSchedule {
     part_tiles_ = decides ? 0 : shape_.part_tiles;
 #pragma unroll 1
     for (bool again = false;; again = true) {
-      unsigned row_blocks = 0, tiles = 0, most = 0, total = 0;
+      unsigned row_blocks = 0, tiles = 0, most = 0, total = 0, least = ~0u;
 #pragma unroll 1
       for (int base = 0; base < looked_at; base += 32) {
         if (!kKeepsLane || looked_at > 32) lengths = Lengths(p_, min(base + lane_, looked_at - 1));
@@ -347,11 +355,14 @@ class DecodeSchedule {
         row_blocks += __reduce_add_sync(tile::kFullMask, own);
         tiles += __reduce_add_sync(tile::kFullMask, own * each);
         most = max(most, __reduce_max_sync(tile::kFullMask, each));
+        if constexpr (kKeepsLane)
+          least = min(least, __reduce_min_sync(tile::kFullMask, exists ? each : ~0u));
         total += __reduce_add_sync(tile::kFullMask, exists ? units(blocks_) : 0);
       }
       if (decides) {
         decides = false;
         part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
+        if constexpr (kKeepsLane) is_complete_ = static_cast<int>(most) <= part_tiles_ && least > 0;
         if (part_tiles_ > 0) continue;
       }
       return shape_.uniform ? static_cast<unsigned>(p_.batch_size) * total : total;
@@ -399,6 +410,7 @@ class DecodeSchedule {
   const DecodeShape& shape_;
   const int lane_;
   int part_tiles_ = 0;
+  bool is_complete_ = false;
   bool joined_ = false;
   unsigned total_ = 0, unit_ = 0, end_ = 0;
   int sequence_ = -1;    // none yet

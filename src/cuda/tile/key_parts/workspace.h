@@ -16,19 +16,24 @@ constexpr bool is_wide(int head_dim_tile) {
   return head_dim_tile > 256;
 }
 
-// A block that adds up the parts of some columns of a row of out. Threads and registers (64, by so
+// A block that adds up the parts of some columns of a row of out. Threads and registers (80, by so
 // many blocks an SM) are few, so that most SMs of compute capability 9.0 have room for it beside
 // blocks of the kernel before: it is launched early.
 constexpr int kCombineThreads = 128;
-constexpr int kCombineBlocks = 8;
+constexpr int kCombineBlocks = 6;
 constexpr int out_columns(int head_dim_tile) {  // of a row of a part
   return is_wide(head_dim_tile) ? kWideValues : head_dim_tile;
 }
 constexpr int combine_columns(int head_dim_tile) {
-  return head_dim_tile < 128 ? head_dim_tile : 128;
+  return head_dim_tile <= 128 ? 64 : 128;
 }
 constexpr int combine_blocks(int head_dim_tile) {  // of a row
   return out_columns(head_dim_tile) / combine_columns(head_dim_tile);
+}
+// Rows that a block adds up side by side, where there are fewer blocks than pieces of rows; 1:
+// none.
+constexpr int rows_side_by_side(int head_dim_tile) {
+  return head_dim_tile == 128 ? kCombineThreads * 4 / head_dim_tile : 1;
 }
 // Rows of out that a combine kernel adds up, or where a row is several blocks', parts of it. `p`:
 // an AttentionParams.
