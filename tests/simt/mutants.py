@@ -109,6 +109,9 @@ EQUIVALENT = (
     ),
     # Lanes that wait at one mbarrier go on together here; on a GPU one might come late.
     ("sm90_wide", "no __syncwarp", "__syncwarp();  // no lane may come late"),
+    # The same, where a copy may also come before its bytes are expected, as the stage's phase does
+    # not end before the arrival that tells of them.
+    ("sm90", "no __syncwarp", "__syncwarp();  // the stage's barrier expects the boxes"),
     # All copies have been waited for: the groups that are left are empty.
     ("decode", "no cp.async wait", "ptx::cp_async_wait<0>();"),
     ("decode", "cp.async wait one group short", "ptx::cp_async_wait<0>();"),
