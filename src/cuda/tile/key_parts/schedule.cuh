@@ -193,8 +193,9 @@ class DecodeSchedule {
   // where tiles have so few keys.
   static constexpr bool kFindsOnly = kBlockN > 32;
   // Whether each lane keeps the row blocks of one of up to 32 sequences until its block's first one
-  // is found, and whether anything is left to be added up is told.
-  static constexpr bool kKeepsLane = !kPairs;
+  // is found, and whether anything is left to be added up is told. Not where registers are scarce
+  // either.
+  static constexpr bool kKeepsLane = !kPairs && kFindsOnly;
 
   __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape,
                                             bool counts = true)
