@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   constexpr bool kAhead = kHeadDim <= 128;
   if (!shape.uniform) ask_for_lists(params, shape);
   using Units = DecodeSchedule<block_m(kShape), block_n(kShape)>;
+  static_assert(!kAhead || Units::kKeepsLane);  // a guess is read once
   const bool guesses = kAhead && ListsOfLane::serves(params, shape);
   ListsOfLane lists;
   if (guesses) {
