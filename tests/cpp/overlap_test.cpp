@@ -149,7 +149,8 @@ void slices_of_one_buffer() {
 
 void overlaps() {
   const std::int64_t width = kHeads * kDim, all = kBatch * kRows * width;
-  for (const std::int64_t step : {std::int64_t{1}, width, all - 1, -1L, -width, 1 - all}) {
+  for (const std::int64_t step :
+       {std::int64_t{1}, width, all - 1, std::int64_t{-1}, -width, 1 - all}) {
     AttentionParams p = packed(width, kApart, kDim);
     p.out.data = memory + 4 * (4 * kApart + step), p.v.data = memory + 4 * 4 * kApart;
     CHECK(verdict(p) == shared("out", "v"));
