@@ -190,7 +190,7 @@ void add_gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t, 
       Real score = capped - static_cast<Real>(p.alibi_slope) * distance;
       if (!p.bias.empty()) score += static_cast<Real>(p.bias[pair]);
       const Real probability = std::exp(score - lse), ds = probability * (dp - delta);
-      // Of the bias's dtype before heads or sequences add it up.
+      // Rounded to the bias's dtype before heads or sequences add it up.
       add(kDbias, b, h, i, j, c.bias == Bias::kFloat32 ? ds : round(ds));
       add(kDslopes, b, h, 0, 0, -ds * distance);
       const Real dx = round(ds * (1 - tanh * tanh)), rounded = round(probability);
