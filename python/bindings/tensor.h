@@ -26,7 +26,7 @@ struct Tensor {
   std::int64_t strides[kMaxDims];  // in elements
   bool read_only = false;
   bool is_copy = false;  // of the object, which writing to it does not reach
-  nb::object owner;  // keeps the memory alive; null if the caller's own reference does
+  nb::object owner;      // keeps the memory alive; null if the caller's own reference does
   // The object whose memory was read. It may be given other memory, which frees what was read: see
   // check_unchanged. Null if `owner` keeps the memory alive.
   nb::handle lender;

@@ -84,9 +84,10 @@ void check_writable(const Tensor& tensor) {
   if (tensor.read_only)
     unsupported(tensor.name, " is read-only; accepted: a tensor that can be written");
   if (tensor.is_copy) {
-    unsupported(tensor.name,
-                ": its exporter gave a copy, by which what is written would not reach it; accepted: "
-                "a tensor whose own memory is exported");
+    unsupported(
+        tensor.name,
+        ": its exporter gave a copy, by which what is written would not reach it; accepted: "
+        "a tensor whose own memory is exported");
   }
 }
 
