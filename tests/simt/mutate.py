@@ -10,7 +10,7 @@ A full run takes some three hours of one core's time. With ``--state FILE`` what
 there, and a mutant of which nothing that its test is compiled from has changed since is not run
 again. With ``--seconds`` the run ends then, and the table says what is missing; ``--results FILE``
 keeps what each run found by the mutants' names, and ``--join`` makes one table of several runs,
-each family of one revision.
+the latest last, and says of which revisions each family's rows are.
 """
 
 from __future__ import annotations
@@ -81,24 +81,30 @@ def table(mutants: list[Mutant], findings: dict[str, Finding], made_on: str) -> 
 
 
 def joined(files: list[Path]) -> tuple[dict[str, Finding], str]:
-    """The findings of several runs, and their revisions: one of each family."""
+    """The findings of several runs, of which later ones count, and the revisions of each family."""
     findings: dict[str, Finding] = {}
-    revisions: dict[str, str] = {}  # by family
+    made_on: dict[str, str] = {}  # by the mutant's name
     for file in files:
         content = json.loads(file.read_text())
         for name, (caught, undecided) in content["findings"].items():
-            family = name.partition(",")[0]
-            known = revisions.setdefault(family, content["revision"])
-            if known != content["revision"]:
-                sys.exit(f"{family} is of two revisions: {known}, {content['revision']}")
-            if not findings.get(name, Finding()).caught:
+            if caught or not findings.get(name, Finding()).caught:
                 findings[name] = Finding(caught, undecided)
-    families: dict[str, list[str]] = {}
-    for family, made_on in revisions.items():
-        families.setdefault(made_on, []).append(family)
-    if len(families) == 1:
-        return findings, next(iter(families))
-    return findings, ", ".join(f"{x} ({', '.join(names)})" for x, names in families.items())
+                made_on[name] = content["revision"]
+    rows: dict[str, Counter[str]] = {}  # of each revision, by family
+    for name, revision_of_row in made_on.items():
+        rows.setdefault(revision_of_row, Counter())[name.partition(",")[0]] += 1
+    if len(rows) == 1:
+        return findings, next(iter(rows))
+    times = Counter(family for families in rows.values() for family in families)
+
+    def named(family: str, count: int) -> str:
+        return f"{count} of {family}" if times[family] > 1 else family
+
+    parts = (
+        f"{x} ({', '.join(named(*row) for row in families.items())})"
+        for x, families in rows.items()
+    )
+    return findings, ", ".join(parts)
 
 
 class Record:
