@@ -144,6 +144,11 @@ inline std::string varies_in_caches(const AttentionParams& p) {
   return core::concat(
       "does not read keys in a cache with batch_invariant: ", core::cache_feature(p), " is given");
 }
+// The same of kernels that take sequences in one form alone: packed ones, and those of other
+// strides, would get other bits.
+inline std::string varies_with_form(const AttentionParams&) {
+  return "does not run with batch_invariant unless it is named";
+}
 
 // Sets what a tile shape says of a plan, with one thread block for each tile of rows.
 inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* plan) {

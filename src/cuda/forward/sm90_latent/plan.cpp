@@ -138,11 +138,6 @@ Choice fastest(const WorkPartition& partition, const Options& options) {
   return parts.ns < kNone ? parts : partition.split({false, 0, tile::kMostKeys});
 }
 
-// Latents of other strides, and packed ones, would get other bits.
-std::string varies_with_batch(const AttentionParams&) {
-  return "does not run with batch_invariant unless it is named";
-}
-
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
@@ -184,6 +179,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 
 extern const core::ForwardFamily kFamily;
 const core::ForwardFamily kFamily = {"sm90_latent", 90,   8,          accepted_variants,
-                                     plan_forward,  true, request_of, varies_with_batch};
+                                     plan_forward,  true, request_of, cost::varies_with_form};
 
 }  // namespace dlattn::sm90_latent

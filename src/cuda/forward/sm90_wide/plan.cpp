@@ -51,11 +51,6 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int tile
   return std::max(ns, kFirst + cost::kBehindMemory * cost::keys_ns(p, device));
 }
 
-// Packed sequences and other strides would get other bits.
-std::string varies_with_batch(const AttentionParams&) {
-  return "does not run with batch_invariant unless it is named";
-}
-
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
                   std::string* why) {
   if (!device.arch_specific_code)
@@ -72,6 +67,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 
 extern const core::ForwardFamily kFamily;
 const core::ForwardFamily kFamily = {"sm90_wide",  90,    8,       nullptr,
-                                     plan_forward, false, nullptr, varies_with_batch};
+                                     plan_forward, false, nullptr, cost::varies_with_form};
 
 }  // namespace dlattn::sm90_wide
